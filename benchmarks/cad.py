@@ -24,12 +24,12 @@ BALL = 4 / 3 * math.pi * 0.4**3
 
 
 def seconds(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
-    times, made = [], None
+    times, output = [], None
     for _ in range(rounds):
         begin = time.perf_counter()
-        made = work()
+        output = work()
         times.append(time.perf_counter() - begin)
-    return min(times), made
+    return min(times), output
 
 
 def ball(n: int, rounds: int) -> dict[str, float]:
@@ -53,8 +53,8 @@ def run(quick: bool) -> dict[str, Any]:
     rounds = 2 if quick else 5
     balls = {}
     for n in (64, 128) if quick else (100, 200, 400):
-        balls[f"{n}^3"] = found = ball(n, rounds)
-        harness.say(f"ball in {n}^3 cells: {found}")
+        balls[f"{n}^3"] = figures = ball(n, rounds)
+        harness.say(f"ball in {n}^3 cells: {figures}")
     solid, part, volume = plate()
     edges = [np.linspace(0, n * 1e-3, n + 1) for n in (81, 161, 41)]
     cells = 81 * 161 * 41
@@ -62,12 +62,12 @@ def run(quick: bool) -> dict[str, Any]:
     mesh = trimesh.Trimesh(part.vertices, part.faces)
     ours, theirs, errors = [], [], {}
     for _ in range(2 if quick else 3):
-        took, made = seconds(lambda: fill(part, *edges), 1)
+        took, filling = seconds(lambda: fill(part, *edges), 1)
         ours.append(took)
-        errors["tutti"] = made.double().sum().item() * 1e-9 / part.volume() - 1
-        took, made = seconds(lambda: mesh.voxelized(1e-3).fill(), 1)
+        errors["tutti"] = filling.double().sum().item() * 1e-9 / part.volume() - 1
+        took, filling = seconds(lambda: mesh.voxelized(1e-3).fill(), 1)
         theirs.append(took)
-        errors["trimesh"] = made.volume / mesh.volume - 1
+        errors["trimesh"] = filling.volume / mesh.volume - 1
     return {
         "balls": balls,
         "plate": {"Mvoxels_per_s": cells / holes / 1e6,

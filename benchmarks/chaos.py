@@ -201,9 +201,9 @@ def ended(process: Any) -> int:
 
 def checkpoints_of(folder: Path) -> list[Path]:
     """Checkpoints, oldest first: folders, or files of RL."""
-    found = [*folder.glob("checkpoint-*"), *folder.glob("checkpoints/step-*"), *folder.glob("steps-*.safetensors")]
+    paths = [*folder.glob("checkpoint-*"), *folder.glob("checkpoints/step-*"), *folder.glob("steps-*.safetensors")]
     final = [x for x in [folder / "agent.safetensors"] if x.exists()]
-    return [*sorted(found, key=lambda x: int(x.stem.rpartition("-")[2])), *final]
+    return [*sorted(paths, key=lambda x: int(x.stem.rpartition("-")[2])), *final]
 
 
 def kill(process: Any, seconds: float) -> bool:

@@ -72,15 +72,15 @@ def start_torch(turns: harness.Turns, depth: int, cache: str) -> None:
 
 def measure(name: str, work: Any, *args: Any) -> dict[str, Any]:
     """The figures of a first start and of a second one."""
-    found = {}
+    figures = {}
     with tempfile.TemporaryDirectory() as cache:
         for start in ("first", "second"):
             process = harness.Process(f"{name}, {start} start", work, *args, cache)
             (seconds,) = process.turn(1)
-            found[start] = {"seconds": seconds, **process.facts}
+            figures[start] = {"seconds": seconds, **process.facts}
             harness.say(f"{process.name}: {seconds:.1f} s")
             process.close()
-    return found
+    return figures
 
 
 def run(quick: bool) -> dict[str, Any]:

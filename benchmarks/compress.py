@@ -60,9 +60,9 @@ def windows(tokenizer: Any, documents: tuple[Document, ...], batches: int) -> li
     tokens: list[int] = []
     for document in documents:
         tokens += [*tokenizer(document.read())["input_ids"], tokenizer.eos_token_id]
-    found = torch.tensor(tokens[: len(tokens) // LENGTH * LENGTH]).view(-1, LENGTH)
-    at = torch.linspace(0, len(found) - 1, batches * ROWS).long()
-    return [{"input_ids": x} for x in found[at].split(ROWS)]
+    rows = torch.tensor(tokens[: len(tokens) // LENGTH * LENGTH]).view(-1, LENGTH)
+    at = torch.linspace(0, len(rows) - 1, batches * ROWS).long()
+    return [{"input_ids": x} for x in rows[at].split(ROWS)]
 
 
 def tokens_read(config: Path) -> int:

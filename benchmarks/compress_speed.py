@@ -105,25 +105,25 @@ def compared(batch: int, rounds: int, folder: Path, quick: bool) -> dict[str, An
     for i in range(rounds + 1):  # the first warms up
         for name, contender in list(contenders.items()):
             try:
-                found = contender.turn(1)
+                timing = contender.turn(1)
             except RuntimeError as error:
                 harness.say(str(error))
                 del contenders[name], seconds[name]
                 continue
             if i:
-                seconds[name].append(found)
+                seconds[name].append(timing)
         harness.say(f"batch {batch}: round {i} of {rounds}")
     for contender in contenders.values():
         contender.close()
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, rows in seconds.items():
         first, step, cpu = (statistics.median(x) for x in zip(*rows, strict=True))
-        told[name] = {"first token, s": first, "step, s": step, "step, CPU s": cpu, "tokens/s": batch / step}
+        figures[name] = {"first token, s": first, "step, s": step, "step, CPU s": cpu, "tokens/s": batch / step}
         if name in PEERS:
             own = seconds[PEERS[name]]
-            told[name]["times faster"] = statistics.median(b[2] / a[2] for a, b in zip(own, rows, strict=True))
-    harness.say(f"batch {batch}: {told}")
-    return told
+            figures[name]["times faster"] = statistics.median(b[2] / a[2] for a, b in zip(own, rows, strict=True))
+    harness.say(f"batch {batch}: {figures}")
+    return figures
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Run:
 
     name: str
     documents: int
-    kept: set[str]
+    survivors: set[str]
     seconds: float
     cpu: float
     peak: int
@@ -149,16 +149,16 @@ def _python() -> str | Path:
     """A Python that text-dedup runs on: 3.12 or newer."""
     if sys.version_info >= (3, 12):
         return sys.executable
-    found = [shutil.which("python3.12"), *sorted(Path.home().glob(".pyenv/versions/3.12*/bin/python"))]
-    if python := next(filter(None, found), None):
+    candidates = [shutil.which("python3.12"), *sorted(Path.home().glob(".pyenv/versions/3.12*/bin/python"))]
+    if python := next(filter(None, candidates), None):
         return python
     raise ValueError("text-dedup needs Python 3.12, which was not found as python3.12: install it, or pyenv's")
 
 
 def figures(run: Run, folder: Path) -> dict[str, Any]:
-    facts = {x: y for x, y in asdict(run).items() if x != "kept"}
-    return {**facts, "kept": len(run.kept), "documents a CPU second": run.documents / run.cpu,
-            **planted_score.score_kept(folder, run.kept, run.documents)}  # fmt: skip
+    facts = {x: y for x, y in asdict(run).items() if x != "survivors"}
+    return {**facts, "kept": len(run.survivors), "documents a CPU second": run.documents / run.cpu,
+            **planted_score.score_kept(folder, run.survivors, run.documents)}  # fmt: skip
 
 
 def _texts(out: Path) -> Iterator[dict[str, str]]:
@@ -177,9 +177,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def corpus(folder: Path, size: int, files: int = 16) -> int:
     """A planted corpus in a folder, in as many files as datatrove's largest number of tasks; its documents."""
-    made = planted_corpus.write(folder, size, shard=size // files)
-    harness.say(f"planted {made['documents']} documents of {made['bytes'] / 1e6:.0f} MB in {made['seconds']:.0f} s")
-    return made["documents"]
+    manifest = planted_corpus.write(folder, size, shard=size // files)
+    harness.say(f"planted {manifest['documents']} documents of {manifest['bytes'] / 1e6:.0f} MB "
+                f"in {manifest['seconds']:.0f} s")  # fmt: skip
+    return manifest["documents"]
 
 
 CONTENDERS: dict[str, Callable[[Path, Path, int, int], Run]] = {

@@ -194,12 +194,12 @@ def rensa(folder: Path, out: Path, tasks: int, tokens: Callable[[str], list[str]
             ids.append(document["id"])
             yield document["id"], tokens(document["text"])
 
-    kept = deduplicator.add_pairs(pairs())
-    keep(out, (x for x, new in zip(ids, kept, strict=True) if new))
+    flags = deduplicator.add_pairs(pairs())
+    keep(out, (x for x, new in zip(ids, flags, strict=True) if new))
 
 
 def rensa_words(folder: Path, out: Path, tasks: int) -> None:
-    """Of single words, as its documentation shows."""
+    """Deduplicate by shingles of single words, as its documentation shows."""
     rensa(folder, out, tasks, tokens=str.split)
 
 
@@ -207,14 +207,14 @@ def datasketch(folder: Path, out: Path, tasks: int) -> None:
     from datasketch import MinHash, MinHashLSH
 
     index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
-    kept = []
+    unique = []
     for document in documents(folder):
         sketch = MinHash(num_perm=BANDS * ROWS)
         sketch.update_batch([x.encode() for x in _shingles(document["text"])])
         if not index.query(sketch):
             index.insert(document["id"], sketch)
-            kept.append(document["id"])
-    keep(out, kept)
+            unique.append(document["id"])
+    keep(out, unique)
 
 
 PEERS = {x.__name__: x for x in (datatrove, datatrove_filters, datatrove_minhash, datatrove_exact, datatrove_pii,

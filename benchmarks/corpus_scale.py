@@ -35,8 +35,8 @@ def measured(folder: Path, size: int) -> dict[str, Any]:
                           documents, 3600.0)  # fmt: skip
     ended.set()
     watch.join()
-    row = {"bytes": size, "documents": documents, "kept": len(run.kept), "CPU seconds": run.cpu, "seconds": run.seconds,
-           "peak memory": run.peak, "working": most[0] / size}  # fmt: skip
+    row = {"bytes": size, "documents": documents, "kept": len(run.survivors), "CPU seconds": run.cpu,
+           "seconds": run.seconds, "peak memory": run.peak, "working": most[0] / size}  # fmt: skip
     harness.say(f"{size / 1e6:.0f} MB: {run.cpu:.1f} CPU s, {run.seconds:.1f} s, {run.peak / 1e6:.0f} MB, "
                 f"{row['working']:.2f} of the text on disk")  # fmt: skip
     return row

@@ -33,7 +33,7 @@ def bandwidth() -> float:
 
 def rounds(contenders: dict[str, tuple[harness.Peer, int]], count: int) -> dict[str, list[float]]:
     """Work per second by round. contenders: with the steps of a turn."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     for peer, steps in contenders.values():
         peer.ask(steps)
     for i in range(count):
@@ -41,15 +41,15 @@ def rounds(contenders: dict[str, tuple[harness.Peer, int]], count: int) -> dict[
         for name in names[i % len(names) :] + names[: i % len(names)]:
             peer, steps = contenders[name]
             done, seconds = peer.ask(steps)
-            found[name].append(done / seconds)
-        harness.say(", ".join(f"{name} {x[-1]:.4g}/s" for name, x in found.items()))
+            rates[name].append(done / seconds)
+        harness.say(", ".join(f"{name} {x[-1]:.4g}/s" for name, x in rates.items()))
     for peer, _ in contenders.values():
         peer.close()
-    return found
+    return rates
 
 
-def ratio(found: dict[str, list[float]], ours: str, peer: str) -> float:
-    return statistics.median(a / b for a, b in zip(found[ours], found[peer], strict=True))
+def ratio(rates: dict[str, list[float]], ours: str, peer: str) -> float:
+    return statistics.median(a / b for a, b in zip(rates[ours], rates[peer], strict=True))
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -62,16 +62,16 @@ def run(quick: bool) -> dict[str, Any]:
         "ours, no layers": (harness.Peer("ours", (), "fdtd_peers.py", "ours", str(cells), "0", str(threads)), 40),
         "fdtdx": (harness.Peer("fdtdx", JAX, "fdtd_peers.py", "fdtdx", str(cells), "10", str(threads)), 20),
     }
-    found = rounds(peers, count)
+    rates = rounds(peers, count)
     speed = bandwidth()
-    best = max(found["ours, no layers"])
+    best = max(rates["ours, no layers"])
     gradients = rounds({
         "adjoint": (harness.Peer("adjoint", (), "fdtd_peers.py", "adjoint", "0", "0", str(threads)), 4),
         "autograd": (harness.Peer("autograd", (), "fdtd_peers.py", "autograd", "0", "0", "1"), 1),
     }, 2 if quick else 5)  # fmt: skip
     return {
-        "cells": cells, "Mcells_per_s": {name: statistics.median(x) / 1e6 for name, x in found.items()},
-        "times_fdtdx": ratio(found, f"ours, {threads} threads", "fdtdx"),
+        "cells": cells, "Mcells_per_s": {name: statistics.median(x) / 1e6 for name, x in rates.items()},
+        "times_fdtdx": ratio(rates, f"ours, {threads} threads", "fdtdx"),
         "bytes_per_second": speed, "fraction": best * BYTES / speed,
         "gradients_per_s": {name: statistics.median(x) for name, x in gradients.items()},
         "times_autograd": ratio(gradients, "adjoint", "autograd"),

@@ -31,8 +31,9 @@ def ours(cells: int, layers: int, threads: int):
 
     torch.set_num_threads(threads)
     grid = Grid((cells,) * 3, 0.01)
-    made = Simulation(grid, CPML(layers) if layers else None, [Current("Ez", (cells // 2,) * 3, gaussian_up_to(1e9))])
-    problem, waves, _, _ = made.prepare(1 + torch.rand(grid.shape), 200, None, 1.0, None, (), None)
+    source = Current("Ez", (cells // 2,) * 3, gaussian_up_to(1e9))
+    simulation = Simulation(grid, CPML(layers) if layers else None, [source])
+    problem, waves, _, _ = simulation.prepare(1 + torch.rand(grid.shape), 200, None, 1.0, None, (), None)
     state = problem.state()
 
     def advance(steps: int) -> float:
@@ -88,8 +89,8 @@ def adjoint(epochs: int, layers: int, threads: int):
 
     def advance(count: int) -> float:
         for _ in range(count):
-            found = simulation.run(inverse.permittivity(rho), inverse.STEPS)["received"]
-            (found - labels).square().sum().backward()
+            received = simulation.run(inverse.permittivity(rho), inverse.STEPS)["received"]
+            (received - labels).square().sum().backward()
         return count
 
     return advance

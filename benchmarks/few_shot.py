@@ -89,8 +89,8 @@ def learned(model: Any, rows: list[dict[str, Any]], collator: Any, steps: int, s
 
 
 def accuracy(model: Any, rows: list[dict[str, Any]], collator: Any) -> float:
-    made = Trainer(model, arguments(1, 1e-3, 16), collator).predict(rows)
-    return float((made.predictions.argmax(-1) == made.label_ids).mean())  # pyright: ignore
+    prediction = Trainer(model, arguments(1, 1e-3, 16), collator).predict(rows)
+    return float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())  # pyright: ignore
 
 
 class Mixed:
@@ -100,8 +100,8 @@ class Mixed:
         self.tokenizer = tokenizer
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        made = padded(features, self.tokenizer)
-        return made | {key: torch.tensor([x[key] for x in features]) for key in ("task", "labels")}
+        batch = padded(features, self.tokenizer)
+        return batch | {key: torch.tensor([x[key] for x in features]) for key in ("task", "labels")}
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -109,10 +109,10 @@ def run(quick: bool) -> dict[str, Any]:
     language, seeds = Reviews(adjectives=24), 2 if quick else SEEDS
     model, tokenizer = pretrained(language, QUICK_PRETRAINING if quick else PRETRAINING)
     collate, tested = SoftCollator(tokenizer), language.rows(TESTED, 99)
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
+        accuracies.setdefault(name, []).append(value)
         harness.say(f"{name}: {value:.3f}")
 
     for seed in range(seeds):
@@ -130,14 +130,14 @@ def run(quick: bool) -> dict[str, Any]:
         note(f"single task, {SCARCE} labels", accuracy(alone, test, collate))
         several = MultiTaskModel(copy.deepcopy(model), {"praise": 2, "topic": language.topics})
         plenty = language.rows(PLENTY, 4000 + seed), language.rows(PLENTY, 5000 + seed)
-        given = {"praise": encoded(plenty[0], tokenizer), "topic": encoded(plenty[1], tokenizer, _topic)}
-        Trainer(several, arguments(400, 1e-3, 32, seed=seed), Mixed(tokenizer), mixed(given, several)).train()
+        tasks = {"praise": encoded(plenty[0], tokenizer), "topic": encoded(plenty[1], tokenizer, _topic)}
+        Trainer(several, arguments(400, 1e-3, 32, seed=seed), Mixed(tokenizer), mixed(tasks, several)).train()
         after = classifier_of(several.single("topic"), 4)
         note(f"multi-task first, {SCARCE} labels", accuracy(learned(after, scarce, collate, 150, seed), test, collate))
     return {
         "seeds": seeds,
         "accuracy": {key: {"mean": statistics.mean(x), "standard deviation": statistics.stdev(x), "each": x}
-                     for key, x in found.items()},
+                     for key, x in accuracies.items()},
     }  # fmt: skip
 
 

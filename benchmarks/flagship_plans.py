@@ -136,21 +136,21 @@ def asked(request: Request, folder: Path, *options: str) -> tuple[Plan | None, s
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
-        told = done.stderr.strip().splitlines()[-1:] or [""]
+        lines = done.stderr.strip().splitlines()[-1:] or [""]
     except subprocess.TimeoutExpired:
-        told = [f"not done after {LIMIT:.0f} s"]
+        lines = [f"not done after {LIMIT:.0f} s"]
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return (Plan.load(saved) if saved.exists() else None), told[0], seconds, cpu
+    return (Plan.load(saved) if saved.exists() else None), lines[0], seconds, cpu
 
 
 def row(plan: Plan | None, said: str, memory: float) -> dict[str, Any]:
     if plan is None:
         return {"error": said}
-    made = plan.predicted
+    prediction = plan.predicted
     return {
-        "plan": plan.name, "microbatches": plan.accumulate, "step_seconds": made.step_seconds,
-        "peak_bytes": made.peak_bytes, "fits": made.peak_bytes <= memory,
+        "plan": plan.name, "microbatches": plan.accumulate, "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes, "fits": prediction.peak_bytes <= memory,
     }  # fmt: skip
 
 
@@ -160,14 +160,14 @@ def run(quick: bool) -> dict[str, Any]:
         memory = Cluster.parse(request.cluster).device.memory
         with tempfile.TemporaryDirectory() as folder:
             plan, said, seconds, cpu = asked(request, Path(folder))
-            found = {"cluster": request.cluster, "batch": request.batch, "seq": request.seq,
-                     "seconds": seconds, "cpu_seconds": cpu, **row(plan, said, memory)}  # fmt: skip
-            harness.say(f"{request.model}: {found}")
+            figures = {"cluster": request.cluster, "batch": request.batch, "seq": request.seq,
+                       "seconds": seconds, "cpu_seconds": cpu, **row(plan, said, memory)}  # fmt: skip
+            harness.say(f"{request.model}: {figures}")
             options = "--plan", request.hand, "--accumulate", str(request.microbatches)
             hand = row(*asked(request, Path(folder), *options)[:2], memory)
-        if hand.get("fits") and found.get("fits"):
-            found["times_faster"] = hand["step_seconds"] / found["step_seconds"]
-        result[request.model] = found | {"hand": hand | {"source": request.source}}
+        if hand.get("fits") and figures.get("fits"):
+            figures["times_faster"] = hand["step_seconds"] / figures["step_seconds"]
+        result[request.model] = figures | {"hand": hand | {"source": request.source}}
         harness.say(f"{request.model} by hand: {hand}")
     return result
 

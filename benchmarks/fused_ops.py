@@ -59,20 +59,20 @@ def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(hidden, weight).float(), labels)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
-    return (F.scaled_dot_product_attention(q, k, v, is_causal=True) * given).sum()
+def attention(q: Tensor, k: Tensor, v: Tensor, cotangent: Tensor) -> Tensor:
+    return (F.scaled_dot_product_attention(q, k, v, is_causal=True) * cotangent).sum()
 
 
-def layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, given: Tensor) -> Tensor:
-    return (F.layer_norm(x + residual, weight.shape, weight, bias) * given).sum()
+def layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, cotangent: Tensor) -> Tensor:
+    return (F.layer_norm(x + residual, weight.shape, weight, bias) * cotangent).sum()
 
 
-def bias_gelu(x: Tensor, bias: Tensor, given: Tensor) -> Tensor:
-    return (F.gelu(x + bias) * given).sum()
+def bias_gelu(x: Tensor, bias: Tensor, cotangent: Tensor) -> Tensor:
+    return (F.gelu(x + bias) * cotangent).sum()
 
 
-def bias_dropout_sum(x: Tensor, residual: Tensor, bias: Tensor, given: Tensor) -> Tensor:
-    return ((residual + F.dropout(x + bias, 0.1)) * given).sum()
+def bias_dropout_sum(x: Tensor, residual: Tensor, bias: Tensor, cotangent: Tensor) -> Tensor:
+    return ((residual + F.dropout(x + bias, 0.1)) * cotangent).sum()
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Case:
     reads: tuple[int, ...] = (0, 1, 2)
 
     def contenders(self, size: int, dtype: torch.dtype) -> list[Contender]:
-        made = self.make(size, dtype)
-        operands = tuple(x.requires_grad_() if i < self.learned else x for i, x in enumerate(made))
+        tensors = self.make(size, dtype)
+        operands = tuple(x.requires_grad_() if i < self.learned else x for i, x in enumerate(tensors))
         eager, compiled = self.function, torch.compile(self.function, dynamic=False, fullgraph=True)
         ours = Ours(self, operands) if self.ours else at_level(self, operands)
         return [ours, Peer("eager", eager, self, operands), Peer("compiled", compiled, self, operands)]
@@ -105,34 +105,34 @@ def _compiled(name: str) -> tuple[Callable, Callable]:
 def _norm() -> tuple[Callable, Callable]:
     forward, backward = _compiled("rms_norm")
     return (lambda x, w: forward(x, w, EPS, 0.0, False)), (
-        lambda grad, kept, x, w: backward(grad, x, w, kept, 0.0, False, [True, True])
+        lambda grad, saved, x, w: backward(grad, x, w, saved, 0.0, False, [True, True])
     )
 
 
 def _rotary() -> tuple[Callable, Callable]:
     forward, backward = _compiled("rotary")
     return (lambda x, cos, sin: (forward(x, cos, sin), None)), (
-        lambda grad, kept, x, cos, sin: (backward(grad, cos, sin),)
+        lambda grad, saved, x, cos, sin: (backward(grad, cos, sin),)
     )
 
 
 def _swiglu() -> tuple[Callable, Callable]:
     forward, backward = _compiled("glu")
     return (lambda gate, up: (forward(gate, up, "silu"), None)), (
-        lambda grad, kept, gate, up: backward(grad, gate, up, "silu")
+        lambda grad, saved, gate, up: backward(grad, gate, up, "silu")
     )
 
 
 def _loss() -> tuple[Callable, Callable]:
-    made = ops.linear_logsumexp_with_gradients
+    with_gradients = ops.linear_logsumexp_with_gradients
 
     def forward(hidden, weight, labels):
         share = torch.full(labels.shape, 1 / len(labels))
         operands = hidden, weight, None, labels
-        lse, picked, *gradients, _ = made(share, -share, *operands, [True, True, False], compiled=True)
+        lse, picked, *gradients, _ = with_gradients(share, -share, *operands, [True, True, False], compiled=True)
         return (lse - picked).mean(), gradients
 
-    return forward, lambda grad, kept, *operands: kept
+    return forward, lambda grad, saved, *operands: saved
 
 
 def _random(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -194,12 +194,12 @@ class Contender:
         return None
 
     def turn(self, steps: int) -> list[float]:
-        found = []
+        seconds = []
         for _ in range(steps):
             start = time.perf_counter()
             self.step()
-            found.append(time.perf_counter() - start)
-        return found
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
     def close(self) -> None:
         pass
@@ -218,15 +218,15 @@ class Peer(Contender):
         torch.autograd.grad(self.function(*self.operands), self.operands[: self.learned], self.grad)
 
     def saved(self) -> int:
-        kept: dict[int, int] = {}
+        sizes: dict[int, int] = {}
 
         def pack(x: Tensor) -> Tensor:
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             self.function(*self.operands)
-        return sum(kept.values())
+        return sum(sizes.values())
 
 
 class Ours(Peer):
@@ -239,14 +239,14 @@ class Ours(Peer):
 
     @torch.no_grad()
     def step(self) -> None:
-        _, kept = self.forward(*self.operands)
-        self.backward(self.grad, kept, *self.operands)
+        _, saved = self.forward(*self.operands)
+        self.backward(self.grad, saved, *self.operands)
 
     @torch.no_grad()
     def saved(self) -> int:
-        _, kept = self.forward(*self.operands)
+        _, saved = self.forward(*self.operands)
         read = [x for i, x in enumerate(self.operands) if i in self.reads]
-        return sum(x.nbytes for x in (*read, *(kept if isinstance(kept, list) else [kept])) if x is not None)
+        return sum(x.nbytes for x in (*read, *(saved if isinstance(saved, list) else [saved])) if x is not None)
 
 
 class AtLevel(Contender):

@@ -56,12 +56,12 @@ class Contender:
         self.calls = max(1, int(SECONDS / min(self.turn(3))))
 
     def turn(self, steps: int) -> list[float]:
-        found = []
+        seconds = []
         for _ in range(steps):
             start = time.perf_counter()
             self.function(*next(self.operands))
-            found.append(time.perf_counter() - start)
-        return found
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
 
 class Case(NamedTuple):
@@ -91,8 +91,8 @@ def linear_cases(quick: bool, dtype: torch.dtype) -> Iterator[Case]:
             }
         for m in ROWS:
             x = torch.randn(m, k).to(dtype)
-            made = [Contender(kind, f, [(x, *w) for w in operands]) for kind, (f, operands) in kinds.items()]
-            yield Case(f"linear {n} x {k}, {m} rows", "torch", made, size)
+            contenders = [Contender(kind, f, [(x, *w) for w in operands]) for kind, (f, operands) in kinds.items()]
+            yield Case(f"linear {n} x {k}, {m} rows", "torch", contenders, size)
 
 
 def attention_cases(quick: bool, dtype: torch.dtype) -> Iterator[Case]:
@@ -113,8 +113,8 @@ def attention_cases(quick: bool, dtype: torch.dtype) -> Iterator[Case]:
         def theirs(keys, values, query=queries, causal=new == cached, grouped=heads > groups):
             return F.scaled_dot_product_attention(query, keys, values, is_causal=causal, enable_gqa=grouped)
 
-        made = [Contender("torch", theirs, dense), Contender("paged_attention", ours, paged)]
-        yield Case(name, "torch", made)
+        contenders = [Contender("torch", theirs, dense), Contender("paged_attention", ours, paged)]
+        yield Case(name, "torch", contenders)
 
 
 def other_cases() -> Iterator[Case]:
@@ -127,9 +127,9 @@ def other_cases() -> Iterator[Case]:
     for rows in (1, 16):
         logits = 3 * torch.randn(rows, 32000)
         options = [torch.full((rows,), x) for x in (0.8, 50, 0.9, 0.0)]
-        given = (logits, *options, torch.rand(rows))
+        operands = (logits, *options, torch.rand(rows))
         yield Case(f"sample of {rows} rows", "torch", [
-            Contender("torch", sample.reference, [given]), Contender("sample", ops.sample, [given])
+            Contender("torch", sample.reference, [operands]), Contender("sample", ops.sample, [operands])
         ])  # fmt: skip
 
 

@@ -39,20 +39,20 @@ def measure(name: str, plan: str, cluster: str, level: str) -> dict[str, int]:
     model, batch, loss = models.case(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster=cluster, plan=plan, level=level)
-    made = dry_run(step.graph, step.plan, step.cluster, level)
-    played = made.parts[0].simulation.replays[0]
-    held = sum(s.bytes for s in played.inputs.values())
-    found = {"predicted": made.memory.peak, "predicted tensors": memory(played, replace(CPU, inside=False)).peak}
+    prediction = dry_run(step.graph, step.plan, step.cluster, level)
+    played = prediction.parts[0].simulation.replays[0]
+    input_bytes = sum(s.bytes for s in played.inputs.values())
+    sizes = {"predicted": prediction.memory.peak, "predicted tensors": memory(played, replace(CPU, inside=False)).peak}
     peaks: list[int] = []
     peak, before = PeakMemory(peaks.append), 0
     for _ in range(4):
         gc.collect()  # what is dropped in a ring would else go while it is measured
         before = live_bytes()
         peak(step, batch)
-    found["allocated"] = peaks[0] - before + held
+    sizes["allocated"] = peaks[0] - before + input_bytes
     if level == "O0":
-        found["tensors"] = most_of_step(step, batch)
-    return found
+        sizes["tensors"] = most_of_step(step, batch)
+    return sizes
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def run(quick: bool) -> dict[str, Any]:
     return {"rows": rows, "median": {key: _median(rows, key) for key in ("tensors", "allocated")}}
 
 
-def _row(name: str, plan: str, level: str, found: dict[str, int]) -> dict[str, Any]:
+def _row(name: str, plan: str, level: str, sizes: dict[str, int]) -> dict[str, Any]:
     pairs = {"tensors": "predicted tensors", "allocated": "predicted"}
-    ratios = {key: round(found[ours] / found[key], 4) for key, ours in pairs.items() if key in found}
+    ratios = {key: round(sizes[ours] / sizes[key], 4) for key, ours in pairs.items() if key in sizes}
     said = ", ".join(f"{ratio:.3f} of {key}" for key, ratio in ratios.items())
-    harness.say(f"{name:8} {plan:10} {level} {found['predicted']:>10,} bytes: {said}")
-    return {"model": name, "plan": plan, "level": level, "bytes": found, "ratio": ratios}
+    harness.say(f"{name:8} {plan:10} {level} {sizes['predicted']:>10,} bytes: {said}")
+    return {"model": name, "plan": plan, "level": level, "bytes": sizes, "ratio": ratios}
 
 
 def _median(rows: list[dict[str, Any]], key: str) -> float:

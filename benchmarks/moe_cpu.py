@@ -124,8 +124,8 @@ def compare(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "experts": harness.ratio(times, [loop.name], rivals),
         "step": harness.ratio(times, [c.name for c in ours], rivals),
     }
-    for what, found in ratios.items():
-        harness.say(f"{dtype}, {what}: {found['ours']} is {found['times_faster']:.2f} x as fast as {found['peer']}")
+    for what, row in ratios.items():
+        harness.say(f"{dtype}, {what}: {row['ours']} is {row['times_faster']:.2f} x as fast as {row['peer']}")
     left_out = {} if len(theirs) == 3 else {"batched_mm": f"would copy {case.copied(dtype) / 2**30:.0f} GiB of weights"}
     return {"contenders": figures, "left_out": left_out, "ratios": ratios}
 

@@ -64,7 +64,7 @@ def histogram(x: Tensor, atoms: tuple[int, int, int, int]) -> Tensor:
 
 
 def compare(one: Tensor, other: Tensor, bonds: Tensor) -> dict[str, Any]:
-    """Of positions (frames, N, 3) in nm: see above."""
+    """Compare positions (frames, N, 3) in nm: see above."""
     a, b = (1e3 * (x[:, bonds[:, 1]] - x[:, bonds[:, 0]]).norm(dim=-1) for x in (one, other))  # pm
     blocks = [torch.stack([part.mean(0) for part in x.tensor_split(BLOCKS)]) for x in (a, b)]
     error = (sum(x.var(0) for x in blocks) / BLOCKS).sqrt()  # pyright: ignore

@@ -49,9 +49,9 @@ def tutti(path: Path, threads: int) -> Step:
     updater = simulation.updater
 
     def energy() -> float:
-        kept = updater.conserved(simulation)
-        assert kept is not None
-        return float(kept) / len(x)
+        conserved = updater.conserved(simulation)
+        assert conserved is not None
+        return float(conserved) / len(x)
 
     return lambda n: simulation.run(n) and None, energy
 
@@ -291,9 +291,9 @@ def main(library: str, folder: str) -> None:
         system, threads, steps = json.loads(line)
         if begun is None:
             os.environ["OMP_NUM_THREADS"] = str(threads)
-            made = LIBRARIES[library](Path(folder) / f"{system}.safetensors", threads)
-            made[0](5)
-            begun = made, made[1]()
+            peer = LIBRARIES[library](Path(folder) / f"{system}.safetensors", threads)
+            peer[0](5)
+            begun = peer, peer[1]()
         (step, energy), first = begun
         if not steps:
             print(json.dumps([energy() - first]), file=answers, flush=True)

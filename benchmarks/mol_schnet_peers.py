@@ -71,12 +71,12 @@ class SchNetPack:
         import schnetpack as spk  # pyright: ignore[reportMissingImports]
 
         torch.manual_seed(interactions)
-        made, activation = {
+        network_class, activation = {
             "schnet": (spk.representation.SchNet, spk.nn.activations.shifted_softplus),
             "painn": (spk.representation.PaiNN, torch.nn.functional.silu),
         }[kind]
         radial, cut = spk.nn.GaussianRBF(GAUSSIANS[kind], CUTOFF), spk.nn.CosineCutoff(CUTOFF)
-        representation = made(FEATURES, interactions, radial, cut)
+        representation = network_class(FEATURES, interactions, radial, cut)
         return spk.model.NeuralNetworkPotential(
             representation, [spk.atomistic.PairwiseDistances()],
             [spk.atomistic.Atomwise(FEATURES, output_key="energy", activation=activation),
@@ -133,12 +133,12 @@ def main(library: str, folder: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     forces_of = LIBRARIES[library](Path(folder))
-    known: dict[tuple[str, int, int], Forces] = {}
+    cache: dict[tuple[str, int, int], Forces] = {}
     for line in sys.stdin:
         kind, interactions, count, threads, calls = json.loads(line)
         torch.set_num_threads(threads)
         key = kind, interactions, count
-        forces = known.setdefault(key, known.get(key) or forces_of(*key))
+        forces = cache.setdefault(key, cache.get(key) or forces_of(*key))
         answer = []
         for _ in range(calls):
             begin = time.perf_counter()

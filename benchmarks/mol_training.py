@@ -37,8 +37,8 @@ def alanine_dipeptide() -> tuple[System, Any]:
     """The file names no elements: they follow from the masses."""
     positions = json.loads((FOLDER / "alanine_dipeptide.json").read_text())["positions"]
     system, field = read_system((FOLDER / "alanine_dipeptide.xml").read_text(), positions, None)
-    known = torch.tensor(MASSES[1:], dtype=torch.float64)
-    return replace(system, species=(system.masses[:, None] - known).abs().argmin(1) + 1), field
+    masses = torch.tensor(MASSES[1:], dtype=torch.float64)
+    return replace(system, species=(system.masses[:, None] - masses).abs().argmin(1) + 1), field
 
 
 def sample(replicas: int, frames: int, seed: int, warm: int = 2000, every: int = 100) -> tuple[Tensor, ...]:
@@ -53,30 +53,30 @@ def sample(replicas: int, frames: int, seed: int, warm: int = 2000, every: int =
     def noise() -> Tensor:
         return (kt / m).sqrt() * torch.randn(x.shape, generator=draw, dtype=torch.float64)
 
-    v, found = noise(), field.evaluate(x, None, neighbors)
+    v, evaluation = noise(), field.evaluate(x, None, neighbors)
     rows = []
     for step in range(warm + frames * every):
-        v += 0.5 * STEP * found.forces / m
+        v += 0.5 * STEP * evaluation.forces / m
         x += 0.5 * STEP * v
         v = keep * v + math.sqrt(1 - keep * keep) * noise()
         x += 0.5 * STEP * v
         neighbors.update(x)
-        found = field.evaluate(x, None, neighbors)
-        v += 0.5 * STEP * found.forces / m
+        evaluation = field.evaluate(x, None, neighbors)
+        v += 0.5 * STEP * evaluation.forces / m
         if step >= warm and (step - warm + 1) % every == 0:
-            rows.append((found.energy.clone(), x.clone(), found.forces.clone()))
+            rows.append((evaluation.energy.clone(), x.clone(), evaluation.forces.clone()))
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
 
 def structures(sampled: tuple[Tensor, ...], species: Tensor) -> list[Structure]:
     """In angstrom and eV."""
     length, energy = factor("length", MD, ELECTRONVOLT), factor("energy", MD, ELECTRONVOLT)
-    made = []
+    frames = []
     for e, x, f in zip(*(y.flatten(0, 1) for y in sampled), strict=True):
         near = (torch.cdist(x, x) * length < CUTOFF).fill_diagonal_(False)
-        made.append(Structure(species, x * length, *near.nonzero(as_tuple=True), energy=float(e) * energy,
-                              forces=f * energy / length))  # fmt: skip
-    return made
+        frames.append(Structure(species, x * length, *near.nonzero(as_tuple=True), energy=float(e) * energy,
+                                forces=f * energy / length))  # fmt: skip
+    return frames
 
 
 def networks(features: int, interactions: int) -> dict[str, Network]:
@@ -98,9 +98,9 @@ def steps_within(seconds: float, network: Network, data: list[Structure], how: d
     return max(20, round(80 * seconds / max(times[1] - times[0], 0.1)))
 
 
-def row(found: Any) -> dict[str, float]:
-    return {"energy_mae": found.energy_mae * 1e3, "energy_rmse": found.energy_rmse * 1e3,
-            "force_mae": found.force_mae * 1e3, "force_rmse": found.force_rmse * 1e3}  # fmt: skip
+def row(errors: Any) -> dict[str, float]:
+    return {"energy_mae": errors.energy_mae * 1e3, "energy_rmse": errors.energy_rmse * 1e3,
+            "force_mae": errors.force_mae * 1e3, "force_rmse": errors.force_rmse * 1e3}  # fmt: skip
 
 
 def baseline(train: list[Structure], held_out: list[Structure]) -> dict[str, float]:
@@ -125,10 +125,10 @@ def run(quick: bool) -> dict[str, Any]:
         steps = 80 if quick else steps_within(seconds, network, train, how)
         begin = time.process_time()
         fit(network, train, training=Training(steps=steps, **how), **OPTIONS)
-        taken, found = time.process_time() - begin, row(errors(network, held_out))
+        taken, figures = time.process_time() - begin, row(errors(network, held_out))
         parameters = sum(p.numel() for p in network.parameters())
-        table[name] = {"errors": found, "parameters": parameters, "steps": steps, "seconds": taken}
-        harness.say(f"{name}: {steps} steps, {found['energy_mae']:.2f} meV an atom, {found['force_mae']:.1f} meV/A")
+        table[name] = {"errors": figures, "parameters": parameters, "steps": steps, "seconds": taken}
+        harness.say(f"{name}: {steps} steps, {figures['energy_mae']:.2f} meV an atom, {figures['force_mae']:.1f} meV/A")
     return {"train": len(train), "held_out": len(held_out), "atoms": len(species), "seconds_each": seconds,
             "features": features, "interactions": interactions, "baseline": baseline(train, held_out),
             "networks": table}  # fmt: skip

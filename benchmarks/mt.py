@@ -52,11 +52,11 @@ def case(quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def errors(found: list[float], case: dict[str, Any]) -> dict[str, float]:
-    """Of a response over layers: the largest, and at which frequency."""
+def errors(response: list[float], case: dict[str, Any]) -> dict[str, float]:
+    """Errors of a response over layers: the largest, and at which frequency."""
     first, second = case["interfaces"]
     rho, phase = layered(LAYERS, [first, second - first], case["frequencies"])
-    d = torch.tensor(found, dtype=torch.float64).view(len(rho), -1, 2)
+    d = torch.tensor(response, dtype=torch.float64).view(len(rho), -1, 2)
     relative = (d[..., 0] / rho[:, None] - 1).abs().amax(1)
     return {
         "rho_percent": 100 * relative.max().item(),
@@ -107,13 +107,13 @@ def run(quick: bool) -> dict[str, Any]:
     harness.say(f"times faster: {times}")
     shape = {"cells": [len(of["z_edges"]) - 1, len(of["x_edges"]) - 1], "air": len(of["air"]),
              "frequencies": len(of["frequencies"]), "sites": len(of["sites"])}  # fmt: skip
-    told = {"simpeg's jacobian TE": "fields and products by rows, extrapolated from two"}
+    notes = {"simpeg's jacobian TE": "fields and products by rows, extrapolated from two"}
     return {
         "case": shape,
         "seconds": medians,
         "times_faster": times,
         "layers": accuracy,
-        "notes": told,
+        "notes": notes,
     }
 
 

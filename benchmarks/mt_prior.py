@@ -39,17 +39,17 @@ GROUPS = {  # truths, noise of rho, sites
 ARTICLE = 8  # Gauss-Newton steps: four of the article's iterations, each one on cells and one on codes
 
 
-def told(setting: Setting, found: Any, truth: torch.Tensor) -> dict[str, float]:
+def scores_of(setting: Setting, inverted: Any, truth: torch.Tensor) -> dict[str, float]:
     inside = setting.region.rows, setting.region.columns
-    model, wanted = found.model[inside], truth[inside]
+    model, wanted = inverted.model[inside], truth[inside]
     rises = (wanted[4:] - wanted[:-4]).amax(0).ge(0.5).any()
     z = setting.mesh.z[setting.region.rows]
     return {
         "rms": rms(model, wanted), "ssim": ssim(model, wanted),
         "sharpness": sharpness(model, wanted, z) if rises else float("nan"),
-        "chi": found.chi, "misfit": found.misfit, "steps": len(found.history) - 1,
-        "misfit_after_8": found.history[min(ARTICLE, len(found.history) - 1)].misfit,
-        "seconds": sum(i.seconds for i in found.history),
+        "chi": inverted.chi, "misfit": inverted.misfit, "steps": len(inverted.history) - 1,
+        "misfit_after_8": inverted.history[min(ARTICLE, len(inverted.history) - 1)].misfit,
+        "seconds": sum(i.seconds for i in inverted.history),
     }  # fmt: skip
 
 
@@ -59,9 +59,9 @@ def one(setting: Setting, vae: VAE, truth: torch.Tensor, noise: float, seed: int
     inversion = Inversion(problem, data, steps=20)
     pixel = inversion.run(Pixel(setting.mesh))
     coded = Coded(setting.mesh, vae, setting.region)
-    found = inversion.run(coded)
-    suspected = mismatch(inversion, found)
-    return {"cells": told(setting, pixel, truth), "codes": told(setting, found, truth),
+    inverted = inversion.run(coded)
+    suspected = mismatch(inversion, inverted)
+    return {"cells": scores_of(setting, pixel, truth), "codes": scores_of(setting, inverted, truth),
             "noise_misfit": data.misfit(problem(truth)), "suspected": list(suspected.reasons),
             "codes_over_expected": suspected.codes}  # fmt: skip
 
@@ -71,8 +71,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         values = [row[which][key] for row in rows if row[which][key] == row[which][key]]
         return statistics.mean(values) if values else float("nan")
 
-    kept = [row["cells"] if row["suspected"] else row["codes"] for row in rows]
-    ratios = [k["rms"] / row["cells"]["rms"] for k, row in zip(kept, rows, strict=True)]
+    chosen = [row["cells"] if row["suspected"] else row["codes"] for row in rows]
+    ratios = [k["rms"] / row["cells"]["rms"] for k, row in zip(chosen, rows, strict=True)]
     out = {f"{key} {which}": mean(key, which) for which in ("cells", "codes")
            for key in ("rms", "ssim", "sharpness", "chi", "misfit", "misfit_after_8", "steps", "seconds")}  # fmt: skip
     by_codes = [row["codes_over_expected"] for row in rows]
@@ -81,7 +81,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "suspected": sum(bool(row["suspected"]) for row in rows),
         "noise_misfit": statistics.mean(row["noise_misfit"] for row in rows),
         "rms codes / cells": mean("rms", "codes") / mean("rms", "cells"),
-        "rms chosen / cells": statistics.mean(k["rms"] for k in kept) / mean("rms", "cells"),
+        "rms chosen / cells": statistics.mean(k["rms"] for k in chosen) / mean("rms", "cells"),
         "worst chosen / cells": max(ratios),
         "reached codes": sum(row["codes"]["chi"] <= 1.05 for row in rows),
         "reached cells": sum(row["cells"]["chi"] <= 1.05 for row in rows),

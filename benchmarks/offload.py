@@ -51,34 +51,34 @@ def train(layers: int, plan: str) -> dict[str, Any] | None:
     except OverBudget as error:
         harness.say(f"{plan}, {layers} layers: {str(error).partition(',')[0]}")
         return None
-    found = {"layers": layers, "parameters": sum(p.numel() for p in model.parameters()), "losses": losses,
-             "held_bytes": step.budgets[0].most, "outer_bytes": step.offload_store.bytes}  # fmt: skip
-    held, there = (found[key] / 2**20 for key in ("held_bytes", "outer_bytes"))
-    size = found["parameters"] / 1e6
-    harness.say(f"{plan}, {layers} layers: trains {size:.1f}M, {held:.1f} MiB held, {there:.0f} MiB in files")
-    return found
+    figures = {"layers": layers, "parameters": sum(p.numel() for p in model.parameters()), "losses": losses,
+               "held_bytes": step.budgets[0].most, "outer_bytes": step.offload_store.bytes}  # fmt: skip
+    resident, there = (figures[key] / 2**20 for key in ("held_bytes", "outer_bytes"))
+    size = figures["parameters"] / 1e6
+    harness.say(f"{plan}, {layers} layers: trains {size:.1f}M, {resident:.1f} MiB held, {there:.0f} MiB in files")
+    return figures
 
 
 def largest(tries: Callable[[int], Any], begin: int, most: int) -> Any:
     """What is found for the largest number that succeeds, by doubling and bisection; None where `begin` fails."""
-    good, found, bad = 0, None, most + 1
+    good, best, bad = 0, None, most + 1
     at = begin
     while bad - good > 1 and at < bad:
-        if made := tries(at):
-            good, found = at, made
+        if outcome := tries(at):
+            good, best = at, outcome
         else:
             bad = at
         at = min(2 * good, most) if bad > most and good < most else (good + bad) // 2
         if at == good:
             break
-    return found
+    return best
 
 
 def trained(most: int) -> dict[str, Any]:
-    found = {plan: largest(lambda n, plan=plan: train(n, plan), 4, most) for plan in PLANS}
-    base = found["single"]
-    result: dict[str, Any] = {"budget_bytes": bytes_of(BUDGET), "most_layers": most, **found}
-    result["times_the_parameters"] = {p: f["parameters"] / base["parameters"] for p, f in found.items()}
+    plans = {plan: largest(lambda n, plan=plan: train(n, plan), 4, most) for plan in PLANS}
+    base = plans["single"]
+    result: dict[str, Any] = {"budget_bytes": bytes_of(BUDGET), "most_layers": most, **plans}
+    result["times_the_parameters"] = {p: f["parameters"] / base["parameters"] for p, f in plans.items()}
     again = {plan: train(base["layers"], plan) for plan in PLANS[1:]}
     result["losses_equal"] = all(one and one["losses"] == base["losses"] for one in again.values())
     harness.say(f"parameters: {result['times_the_parameters']}, losses equal: {result['losses_equal']}")
@@ -102,30 +102,31 @@ def simulate(experts: int, layers: int, devices: int, nodes: str, offload: str) 
     """A DryRun of the mixture; None where it does not fit."""
     graph, cluster = mixtral(experts, layers, devices), tutti.Cluster.parse(f"v100-32-sxm3:{nodes}")
     plan = Planner(graph, cluster).named(f"ep{devices}{offload}")
-    made = dry_run(graph, plan, cluster, "O2").prediction()
+    prediction = dry_run(graph, plan, cluster, "O2").prediction()
     parameters = sum(graph.spec(f"param:{name}").numel for name in graph.names("param"))
     device, outside = cluster.device, cluster.device.outside
-    host = sum(made.bytes_by_tier.values())
-    fits = made.peak_bytes <= device.memory and host <= outside.memory
-    held, has, there, outer = (n / 2**30 for n in (made.peak_bytes, device.memory, host, outside.memory))
-    harness.say(f"{experts} experts on {devices}{offload}: {parameters / 1e9:.1f}B, {held:.1f} GiB of {has:.0f}, "
-                f"host {there:.1f} of {outer:.0f}: {'fits' if fits else 'no'}, {made.step_seconds:.2f} s")  # fmt: skip
+    host = sum(prediction.bytes_by_tier.values())
+    fits = prediction.peak_bytes <= device.memory and host <= outside.memory
+    resident, has, there, outer = (n / 2**30 for n in (prediction.peak_bytes, device.memory, host, outside.memory))
+    harness.say(f"{experts} experts on {devices}{offload}: {parameters / 1e9:.1f}B, {resident:.1f} GiB of {has:.0f}, "
+                f"host {there:.1f} of {outer:.0f}: {'fits' if fits else 'no'}, "
+                f"{prediction.step_seconds:.2f} s")  # fmt: skip
     if not fits:
         return None
     return {
         "parameters": parameters, "experts": experts, "layers": layers, "plan": plan.name, "cluster": str(cluster),
-        "step_seconds": made.step_seconds, "compute_seconds": made.compute_seconds,
-        "communication_seconds": made.communication_seconds, "transfer_seconds": made.transfer_seconds,
-        "device_bytes": made.peak_bytes, "host_bytes": host, "host_has_bytes": outside.memory,
+        "step_seconds": prediction.step_seconds, "compute_seconds": prediction.compute_seconds,
+        "communication_seconds": prediction.communication_seconds, "transfer_seconds": prediction.transfer_seconds,
+        "device_bytes": prediction.peak_bytes, "host_bytes": host, "host_has_bytes": outside.memory,
         "host": outside.source,
     }  # fmt: skip
 
 
 def mixture(devices: int, nodes: str, layers: int) -> dict[str, Any]:
-    found = {}
+    rows = {}
     for name, offload in (("device", ""), ("host", "xoffload")):
-        found[name] = largest(lambda n, offload=offload: simulate(n * devices, layers, devices, nodes, offload), 1, 64)
-    return found
+        rows[name] = largest(lambda n, offload=offload: simulate(n * devices, layers, devices, nodes, offload), 1, 64)
+    return rows
 
 
 def run(quick: bool) -> dict[str, Any]:

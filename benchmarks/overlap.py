@@ -62,21 +62,21 @@ def cluster_of(links: str) -> Cluster:
     return Cluster.parse("a100-80:8") if links == "nvlink" else Cluster(device, ((8, SLOW),))
 
 
-def shares(made: DryRun) -> dict[str, Any]:
-    """Of the forward and backward pass: the hidden share, and seconds of computation over those of communication."""
+def shares(prediction: DryRun) -> dict[str, Any]:
+    """The hidden share of the forward and backward pass, and seconds of computation over those of communication."""
     computing, sending, waiting = defaultdict(float), defaultdict(float), defaultdict(float)
-    for part in made.parts:
+    for part in prediction.parts:
         played = part.simulation
         for span in played.spans:
             task = played.task(span)
             (sending if task.kind else computing)[task.phase] += span.end - span.begin
         for stall in played.stalls:
             waiting[played.task(stall).phase] += stall.end - stall.begin
-    found: dict[str, Any] = {"seconds": made.seconds, "gib": made.memory.peak / 2**30}
+    figures: dict[str, Any] = {"seconds": prediction.seconds, "gib": prediction.memory.peak / 2**30}
     for phase in ("forward", "backward"):
-        found[phase] = 1 - waiting[phase] / sending[phase]
-        found[f"{phase}_bound"] = min(1.0, computing[phase] / sending[phase])
-    return found
+        figures[phase] = 1 - waiting[phase] / sending[phase]
+        figures[f"{phase}_bound"] = min(1.0, computing[phase] / sending[phase])
+    return figures
 
 
 def simulated(layers: int) -> list[dict[str, Any]]:
@@ -159,11 +159,11 @@ def rank_of_two(rank: int, port: int, steps: int, layers: int, queue) -> None:
     device = slowed(plain, timed(first, batch, steps) / first.plan.predicted.compute_seconds,
                     first.plan.predicted.communication_seconds / first.plan.predicted.compute_seconds)  # fmt: skip
     plan = first.plan.replace(prediction=None)
-    made = {"waits": step(device, False, plan), "begun": step(device, True, plan)}
-    losses = {kind: [one(batch).item()] for kind, one in made.items()}
-    took: dict[str, list[float]] = {kind: [] for kind in made}
+    variants = {"waits": step(device, False, plan), "begun": step(device, True, plan)}
+    losses = {kind: [one(batch).item()] for kind, one in variants.items()}
+    took: dict[str, list[float]] = {kind: [] for kind in variants}
     for _ in range(steps):
-        for kind, one in made.items():
+        for kind, one in variants.items():
             torch.distributed.barrier()
             begin = time.perf_counter()
             losses[kind].append(one(batch).item())
@@ -173,7 +173,7 @@ def rank_of_two(rank: int, port: int, steps: int, layers: int, queue) -> None:
         now = sorted(took["waits"])[steps // 2] / usual.compute_seconds
         fitted = slowed(plain, now, usual.communication_seconds / usual.compute_seconds)
         said = {}
-        for kind, one in made.items():
+        for kind, one in variants.items():
             played = simulate([one.program], Cluster(fitted, ((2, link),)))
             computing, waiting = played.busy(0)["compute"], sum(played.exposed(0).values())
             said[kind] = played.seconds, computing, waiting, played.busy(0)["tp"] - waiting

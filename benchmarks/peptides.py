@@ -56,7 +56,7 @@ def row(report: dict[str, Any], target: str) -> dict[str, Any]:
 
 
 def mean(rows: list[Any]) -> Any:
-    """Of numbers in equal nested tables."""
+    """The mean of numbers in equal nested tables."""
     if isinstance(rows[0], dict):
         return {key: mean([x[key] for x in rows]) for key in rows[0]}
     return statistics.mean(rows)

@@ -53,14 +53,14 @@ def equally(planner: Planner, plan: Plan, stages: int) -> Plan:
     layers = list(planner.layers.members)
     numbered = [path for path in layers if path.rpartition(".")[2].isdigit()]
     place = {path: i * stages // len(numbered) for i, path in enumerate(numbered)}
-    found, last = {}, 0
+    stage_of, last = {}, 0
     for path in layers:
-        found[path] = last = place.get(path, last)
-    return plan.replace(stages=found)
+        stage_of[path] = last = place.get(path, last)
+    return plan.replace(stages=stage_of)
 
 
 def cuts(layers: int, microbatches: int) -> dict[str, Any]:
-    graph, found = t5(layers, 1024, 4, 512, 512), {}
+    graph, ratios = t5(layers, 1024, 4, 512, 512), {}
     for stages in (4, 6, 8):
         cluster = tutti.Cluster.parse(f"v100-32:{stages}")
         planner = Planner(graph, cluster, (), microbatches)
@@ -72,9 +72,9 @@ def cuts(layers: int, microbatches: int) -> dict[str, Any]:
             "searched_and_found": PipelineCandidate(inner, Pipe(stages, "auto"), cluster).plan(),
         }
         taken = {name: dry_run(graph, one, cluster, "O2").seconds for name, one in steps.items()}
-        found[stages] = {name: took / taken["searched"] for name, took in taken.items()}
-        harness.say(f"{stages} stages: {found[stages]}")
-    return found
+        ratios[stages] = {name: took / taken["searched"] for name, took in taken.items()}
+        harness.say(f"{stages} stages: {ratios[stages]}")
+    return ratios
 
 
 def large(layers: int, hidden: int, on: str, batch: int, stages: int, budget: float) -> dict[str, Any]:
@@ -98,12 +98,12 @@ def large(layers: int, hidden: int, on: str, batch: int, stages: int, budget: fl
         else:
             Flat(search).search()
         plan = search.best_of_all
-        made = plan.predicted
+        prediction = plan.predicted
         result[name] = {
             "plan": plan.name, "mesh": dict(plan.mesh), "microbatches": plan.accumulate, "fits": search.fits(plan),
-            "step_seconds": made.step_seconds, "waiting_seconds": made.communication_seconds,
-            "bubble_seconds": made.bubble_seconds, "fraction_of_peak": made.fraction_of_peak,
-            "peak_bytes": made.peak_bytes, "search_seconds": time.perf_counter() - start,
+            "step_seconds": prediction.step_seconds, "waiting_seconds": prediction.communication_seconds,
+            "bubble_seconds": prediction.bubble_seconds, "fraction_of_peak": prediction.fraction_of_peak,
+            "peak_bytes": prediction.peak_bytes, "search_seconds": time.perf_counter() - start,
         }  # fmt: skip
         harness.say(f"{name}: {result[name]}")
     result["speedup"] = result["flat"]["step_seconds"] / result["pipeline"]["step_seconds"]

@@ -46,13 +46,13 @@ from tutti.plan.plan import Plan
 from tutti.sim.dryrun import dry_run
 from tutti.whole_files import write_text
 
-KEPT = machine.FOLDER / "plan_regret"
+CACHE = machine.FOLDER / "plan_regret"
 ROUNDS, QUICK_ROUNDS = 4, 2
 MOST = 2  # times as many rounds, where others keep the machine busy
 QUIET = 0.15  # cores that others take
 PATIENCE = 240.0  # seconds that a case waits for quiet in all
 SECONDS = 0.25  # of steps in a turn, at least one
-TOLD = ("regret", "regret of all", "correlation", "ratio", "foreign")
+FIGURES = ("regret", "regret of all", "correlation", "ratio", "foreign")
 
 
 # -- in each process ---------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Turn(NamedTuple):
 
 
 def turn(i: int, runs: int) -> tuple[float, float, float, float]:
-    """Of runs of a plan: seconds of a step, this process's on a core, cores that were busy, and seconds in all."""
+    """Measure runs of a plan: seconds of a step, this process's on a core, cores that were busy, and seconds in all."""
     begin, busy, own = time.perf_counter(), _busy(), time.process_time()
     seconds = timed(*STEPS[i], runs)
     took = time.perf_counter() - begin
@@ -127,7 +127,7 @@ def _busy() -> float:
 def measured(case: Case, plans: dict[str, Plan], rounds: int) -> dict[str, list[Turn]]:
     """The quietest turns of each plan; kept for the next time."""
     keys = {name: hashlib.sha1(content(plan).encode()).hexdigest()[:16] for name, plan in plans.items()}
-    file = KEPT / f"{case} {torch.__version__}.json".replace(" ", "-")
+    file = CACHE / f"{case} {torch.__version__}.json".replace(" ", "-")
     stored = json.loads(file.read_text()) if file.exists() else {}
     if not set(keys.values()) <= set(stored) or any(len(stored[k]) < rounds for k in keys.values()):
         stored = dict(zip(keys.values(), _in_turns(case, plans, rounds), strict=True))
@@ -213,7 +213,7 @@ def judged(case: Case, rounds: int) -> dict[str, Any]:
         "correlation": float(spearmanr(*zip(*pairs, strict=True)).statistic),
         "ratio": statistics.median(p / m for p, m in pairs),
     }
-    harness.say(f"{case}: {', '.join(f'{key} {result[key]:.3f}' for key in TOLD)}")
+    harness.say(f"{case}: {', '.join(f'{key} {result[key]:.3f}' for key in FIGURES)}")
     for row in rows:
         share = row["predicted"] / row["measured"]
         harness.say(f"    {1e3 * row['measured']:8.1f} ms, predicted {share:.2f} of it: {row['plan']}")
@@ -238,7 +238,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _medians(cases: list[dict[str, Any]]) -> dict[str, float]:
-    return {key: statistics.median(case[key] for case in cases) for key in TOLD}
+    return {key: statistics.median(case[key] for case in cases) for key in FIGURES}
 
 
 def draw(cases: list[dict[str, Any]], path: Path) -> None:

@@ -150,13 +150,13 @@ def textbook(processes: int) -> tuple[str, ...]:
 
 def plans_of(graph: StepGraph, cluster: Cluster, level: str = "O0") -> dict[str, Plan]:
     """Plans by name, all different. The planner's choice has the name "auto" among others that it goes by."""
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     named: dict[str, list[str]] = defaultdict(list)
     for name, plan in _proposed(graph, cluster, level):
         key = content(plan)
-        found.setdefault(key, plan)
+        plans.setdefault(key, plan)
         named[key].append(name)
-    return {" = ".join(names): found[key] for key, names in named.items()}
+    return {" = ".join(names): plans[key] for key, names in named.items()}
 
 
 def _proposed(graph: StepGraph, cluster: Cluster, level: str) -> Iterator[tuple[str, Plan]]:
@@ -196,9 +196,9 @@ def _changed(graph: StepGraph, chosen: Plan, others: list[Plan]) -> Iterator[tup
         for other in others:
             if left and list(other.mesh.values()) == list(chosen.mesh.values()):
                 like = renamed(other, dict(zip(other.mesh, chosen.mesh, strict=True)))
-                kept = {label: c for label, c in chosen.operators.items() if label not in kinds[kind]}
+                own = {label: c for label, c in chosen.operators.items() if label not in kinds[kind]}
                 new = {label: c for label, c in like.operators.items() if label in kinds[kind]}
-                plan = chosen.replace(operators={**kept, **new}, name=f"{kind} as {other.name}", prediction=None)
+                plan = chosen.replace(operators={**own, **new}, name=f"{kind} as {other.name}", prediction=None)
                 if content(plan) not in seen:
                     seen.add(content(plan))
                     left -= 1
@@ -210,9 +210,9 @@ def content(plan: Plan) -> str:
     """What a plan says, whatever its axes are called."""
     axes = {axis: f"axis{i}" for i, axis in enumerate(a for a in plan.mesh if plan.mesh[a] > 1)}
     data = json.loads(renamed(plan.replace(mesh={a: plan.mesh[a] for a in axes}), axes).to_json())
-    kept = {key: data[key] for key in DECISIONS if key in data}
-    kept |= {key: {label: said for label, said in kept[key].items() if said} for key in ("inputs", "operators")}
-    return json.dumps(kept, sort_keys=True)
+    choices = {key: data[key] for key in DECISIONS if key in data}
+    choices |= {key: {label: said for label, said in choices[key].items() if said} for key in ("inputs", "operators")}
+    return json.dumps(choices, sort_keys=True)
 
 
 def _with_links(cluster: Cluster, speed: float) -> Cluster:

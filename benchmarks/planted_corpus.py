@@ -107,8 +107,8 @@ class Corpus:
     def _language(self, number: int, rng: random.Random) -> tuple[str, dict]:
         code = rng.choice(list(self.pool.languages))
         sentences = self.pool.languages[code]
-        found = [rng.choice(sentences) for _ in range(rng.randrange(8, 40))]
-        return "\n".join(" ".join(found[i : i + 4]) for i in range(0, len(found), 4)), {"language": code}
+        chosen = [rng.choice(sentences) for _ in range(rng.randrange(8, 40))]
+        return "\n".join(" ".join(chosen[i : i + 4]) for i in range(0, len(chosen), 4)), {"language": code}
 
     def _garbage(self, number: int, rng: random.Random) -> tuple[str, dict]:
         rule = rng.choice(list(kinds.RULES))
@@ -209,7 +209,7 @@ def write(folder: str | Path, size: int, seed: int = 0, compression: str = "none
     documents.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     corpus = Corpus(text or pool(), seed, shares)
-    found: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
     total = filled = number = 0
     file: Any = None
     with open(folder / "truth.jsonl", "w") as truths:
@@ -219,7 +219,7 @@ def write(folder: str | Path, size: int, seed: int = 0, compression: str = "none
                 number += 1
             file.write(json.dumps(record).encode() + b"\n")
             kind = "clean" if truth is None else truth["kind"]
-            found[kind] += 1
+            kinds[kind] += 1
             if truth is not None and kind != "clean":
                 truths.write(json.dumps(truth) + "\n")
             length = len(record["text"] if record["text"].isascii() else record["text"].encode())
@@ -230,7 +230,7 @@ def write(folder: str | Path, size: int, seed: int = 0, compression: str = "none
             if total >= size:
                 break
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(x) + "\n" for x in corpus.evaluation))
-    manifest = {"seed": seed, "bytes": total, "documents": sum(found.values()), "files": number, "kinds": dict(found),
+    manifest = {"seed": seed, "bytes": total, "documents": sum(kinds.values()), "files": number, "kinds": dict(kinds),
                 "text": corpus.pool.fingerprint}  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return {**manifest, "seconds": time.perf_counter() - begin}

@@ -15,13 +15,13 @@ from planted_text import STOP_WORDS, Pool, words
 
 
 def paragraphs(pool: Pool, rng: random.Random, sentences: int) -> list[str]:
-    """Of two to six sentences each, drawn from the pool."""
+    """Paragraphs of two to six sentences, drawn from the pool."""
     draw, count = rng.random, len(pool.sentences)
-    found = [pool.sentences[int(draw() * count)] for _ in range(sentences)]
+    drawn = [pool.sentences[int(draw() * count)] for _ in range(sentences)]
     parts, at = [], 0
     while at < sentences:
         size = 2 + int(draw() * 5)
-        parts.append(" ".join(found[at : at + size]))
+        parts.append(" ".join(drawn[at : at + size]))
         at += size
     return parts
 
@@ -131,7 +131,7 @@ def _open_lines(pool: Pool, rng: random.Random) -> str:
 
 
 def _short_lines(pool: Pool, rng: random.Random) -> str:
-    """Of four short words; one in three ends in a mark."""
+    """Lines of four short words; one in three ends in a mark."""
     split = [x.strip(".,?!()") for x in " ".join(paragraphs(pool, rng, 25)).split(" ") if len(x) < 8]
     lines = [" ".join(split[i : i + 4])[:29] for i in range(0, len(split) - 3, 4)]
     return "\n".join(x + "." * (i % 3 == 0) for i, x in enumerate(lines))

@@ -93,7 +93,7 @@ def response(body: bytes, content: str, status: str = "200 OK", *headers: str) -
     return "\r\n".join(lines).encode() + body
 
 
-def _made(text: str, variant: str) -> tuple[bytes, str]:
+def _page(text: str, variant: str) -> tuple[bytes, str]:
     """The HTTP response of a page, and its character set."""
     if variant == "windows-1252":
         return response(text.encode("cp1252"), "text/html"), "windows-1252"
@@ -126,9 +126,9 @@ def planted(text: Pool, number: int, seed: int = 0) -> tuple[bytes, dict[str, An
     parts = [kinds.accented(x) for x in parts] if accents else parts
     title = " ".join(rng.choice(text.words) for _ in range(5)).capitalize()
     source, outside = page(parts, title, rng, variant)
-    block, line["charset"] = _made(source, variant)
-    found = variant != "not found"
-    line |= {"inside": parts if found else [], "outside": outside}
+    block, line["charset"] = _page(source, variant)
+    present = variant != "not found"
+    line |= {"inside": parts if present else [], "outside": outside}
     return record(url, name, block), line, source
 
 

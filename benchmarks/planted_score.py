@@ -15,46 +15,46 @@ Truth = Mapping[str, dict[str, Any]]
 
 class _Shares:
     def __init__(self) -> None:
-        self._found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def count(self, label: str, right: bool) -> None:
-        self._found[label][0] += right
-        self._found[label][1] += 1
+        self._counts[label][0] += right
+        self._counts[label][1] += 1
 
     def shares(self) -> dict[str, float]:
-        return {x: a / b for x, (a, b) in sorted(self._found.items())}
+        return {x: a / b for x, (a, b) in sorted(self._counts.items())}
 
     def numbers(self) -> dict[str, int]:
-        return {x: b for x, (_, b) in sorted(self._found.items())}
+        return {x: b for x, (_, b) in sorted(self._counts.items())}
 
 
-def score_kept(folder: Path, kept: set[str], documents: int) -> dict[str, Any]:
+def score_kept(folder: Path, survivors: set[str], documents: int) -> dict[str, Any]:
     """What of the planted was caught, by kind, and what was lost.
 
-    kept: ids. documents: how many there are. `caught`: the share removed of a kind; of copies, of pairs of which one is
-    removed, those of `near` by their exact similarity in steps of 0.05. Pairs count that have no other copy, which
-    might be what one was removed for, and all those of chains. `of`: how many count. `lost`: documents removed that
-    nothing was planted in, of `alone`. `groups lost`: documents that no copy was left of, of `groups`.
+    survivors: ids. documents: how many there are. `caught`: the share removed of a kind; of copies, of pairs of which
+    one is removed, those of `near` by their exact similarity in steps of 0.05. Pairs count that have no other copy,
+    which might be what one was removed for, and all those of chains. `of`: how many count. `lost`: documents removed
+    that nothing was planted in, of `alone`. `groups lost`: documents that no copy was left of, of `groups`.
     """
     truth = planted_corpus.read_truth(folder)
     groups, caught = _groups(truth), _Shares()
     copied = set().union(*groups)
     pairs = set().union(*(x for x in groups if len(x) == 2))
     for name, fact in truth.items():
-        kind, gone = fact["kind"], name not in kept
+        kind, gone = fact["kind"], name not in survivors
         if kind in COPIES:
             if name not in pairs and kind != "chain":
                 continue
             label = f"near {int(fact['jaccard'] * 20 + 1e-9) / 20:.2f}" if kind == "near" else kind
-            caught.count(f"{label} {fact['form']}" if "form" in fact else label, gone or fact["of"] not in kept)
+            caught.count(f"{label} {fact['form']}" if "form" in fact else label, gone or fact["of"] not in survivors)
         else:
             caught.count(kind, gone)
             if kind == "garbage":
                 caught.count(f"garbage {fact['rule']}", gone)
     alone = {f"{i:09d}" for i in range(documents)} - truth.keys() - copied
-    return {"caught": caught.shares(), "of": caught.numbers(), "lost": len(alone - kept), "alone": len(alone),
-            "removed": documents - len(kept), "groups": len(groups),
-            "groups lost": sum(not x & kept for x in groups)}  # fmt: skip
+    return {"caught": caught.shares(), "of": caught.numbers(), "lost": len(alone - survivors), "alone": len(alone),
+            "removed": documents - len(survivors), "groups": len(groups),
+            "groups lost": sum(not x & survivors for x in groups)}  # fmt: skip
 
 
 def _groups(truth: Truth) -> list[set[str]]:

@@ -52,8 +52,8 @@ _SPACES = {i: " " for i in range(128) if not (chr(i).isalnum() or chr(i) == "_")
 
 def shingles(text: str, size: int = 5) -> set[tuple[str, ...]]:
     """Sequences of `size` words; of a text with fewer, the one of all its words."""
-    found = words(text)
-    return set(zip(*(found[i:] for i in range(size)), strict=False)) or {tuple(found)}
+    tokens = words(text)
+    return set(zip(*(tokens[i:] for i in range(size)), strict=False)) or {tuple(tokens)}
 
 
 def jaccard(a: str, b: str, size: int = 5) -> float:
@@ -78,10 +78,10 @@ def pool_of(natural: Iterable[str], size: int, foreign: int = 3000) -> Pool:
     natural, rng = list(natural), random.Random(0)
     rng.shuffle(natural)
     cut = max(200, len(natural) // HELD_OUT)
-    held_out, kept = natural[:cut], natural[cut:]
-    sentences = _multiplied(kept, size, rng)
+    held_out, rest = natural[:cut], natural[cut:]
+    sentences = _multiplied(rest, size, rng)
     held_out = _apart(held_out, sentences)
-    counts = Counter(word for sentence in kept for word in sentence[1:].split() if word.isalpha() and word.islower())
+    counts = Counter(word for sentence in rest for word in sentence[1:].split() if word.isalpha() and word.islower())
     common = [word for word, _ in counts.most_common(5000) if len(word) > 2]
     languages = {code: _chained(code, foreign, rng) for code in LANGUAGES}
     digest = hashlib.sha256("\n".join([*sentences, *held_out, *(x for y in languages.values() for x in y)]).encode())
@@ -98,10 +98,10 @@ def _cached(packages: tuple[str, ...]) -> list[str]:
     path = CACHE / f"{hashlib.sha256(repr((versions, SENTENCE, FORBIDDEN)).encode()).hexdigest()[:16]}.txt"
     if not path.exists():
         folders = [(Path(sysconfig.get_path("stdlib")), True), *((site / x, False) for x in packages)]
-        found = {" ".join(words(x)): x for folder, library in folders for x in _documented(folder, library)}
+        unique = {" ".join(words(x)): x for folder, library in folders for x in _documented(folder, library)}
         CACHE.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".new")
-        partial.write_text("\n".join(sorted(found.values())))
+        partial.write_text("\n".join(sorted(unique.values())))
         partial.rename(path)
     return path.read_text().split("\n")
 
@@ -139,18 +139,18 @@ def _multiplied(natural: list[str], size: int, rng: random.Random) -> list[str]:
     for i, tokens in enumerate(split):
         for at in range(2, len(tokens) - 3):
             tails[tokens[at], tokens[at + 1]].append((i, at))
-    found = dict.fromkeys(natural)
+    sentences = dict.fromkeys(natural)
     for _ in range(20 * size):
-        if len(found) >= size:
+        if len(sentences) >= size:
             break
         first = split[int(rng.random() * len(split))]
         at = 2 + int(rng.random() * (len(first) - 5))
         choices = tails[first[at], first[at + 1]]
         other, start = choices[int(rng.random() * len(choices))]
-        made = first[:at] + split[other][start:]
-        if split[other] is not first and 7 <= len(made) <= 40:
-            found[" ".join(made)] = None
-    return list(found)[:size]
+        mixed = first[:at] + split[other][start:]
+        if split[other] is not first and 7 <= len(mixed) <= 40:
+            sentences[" ".join(mixed)] = None
+    return list(sentences)[:size]
 
 
 def _apart(held_out: list[str], sentences: list[str], size: int = 8) -> list[str]:
@@ -158,8 +158,8 @@ def _apart(held_out: list[str], sentences: list[str], size: int = 8) -> list[str
     sequences = {sequence: i for i, x in enumerate(held_out) for sequence in shingles(x, size)}
     met = set()
     for sentence in sentences:
-        found = words(sentence)
-        met |= {sequences[x] for x in zip(*(found[i:] for i in range(size)), strict=False) if x in sequences}
+        tokens = words(sentence)
+        met |= {sequences[x] for x in zip(*(tokens[i:] for i in range(size)), strict=False) if x in sequences}
     return [x for i, x in enumerate(held_out) if i not in met and x.count(" ") >= 12]
 
 
@@ -174,14 +174,14 @@ def _chained(code: str, count: int, rng: random.Random) -> list[str]:
         starts.append(tuple(tokens[:order]))
         for i in range(len(tokens) - order):
             follows[tuple(tokens[i : i + order])].append(tokens[i + order])
-    found: dict[str, None] = {}
-    while len(found) < count:
-        made = list(starts[int(rng.random() * len(starts))])
-        while (choices := follows[tuple(made[-order:])]) and len(made) < (40 if spaced else 90):
-            made.append(choices[int(rng.random() * len(choices))])
-            if made[-1][-1] in ".!?;\u3002" and len(made) > 7:
+    sentences: dict[str, None] = {}
+    while len(sentences) < count:
+        chain = list(starts[int(rng.random() * len(starts))])
+        while (choices := follows[tuple(chain[-order:])]) and len(chain) < (40 if spaced else 90):
+            chain.append(choices[int(rng.random() * len(choices))])
+            if chain[-1][-1] in ".!?;\u3002" and len(chain) > 7:
                 break
-        sentence = (" " if spaced else "").join(made).rstrip(",;:.\u3002\u3001\uff0c")
-        if len(made) > 7:
-            found[sentence + ("." if spaced else "\u3002")] = None
-    return list(found)
+        sentence = (" " if spaced else "").join(chain).rstrip(",;:.\u3002\u3001\uff0c")
+        if len(chain) > 7:
+            sentences[sentence + ("." if spaced else "\u3002")] = None
+    return list(sentences)

@@ -106,8 +106,8 @@ def extra_bytes(step: Callable[[], torch.Tensor]) -> int:
 def _ours(model, batch, loss, optimizer, share):
     cluster = Cluster.parse("cpu:1")
     graph = tutti.capture(model, batch, optimizer, loss)
-    found = Activations(graph)
-    again = found.recompute(share * found.whole, forward_seconds(graph, cluster, "O2"))
+    activations = Activations(graph)
+    again = activations.recompute(share * activations.whole, forward_seconds(graph, cluster, "O2"))
     variant = Variant(recompute=again)
     plan = Planner(vary(graph, variant), cluster, variant=variant).named("single")
     step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster=cluster, plan=plan, level="O2")
@@ -122,11 +122,11 @@ def _theirs(model, batch, loss, optimizer, share):
     compute = torch.compile(lambda: loss(model, batch))
 
     def step() -> torch.Tensor:
-        found = compute()
-        found.backward()
+        value = compute()
+        value.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return found.detach()
+        return value.detach()
 
     return step
 
@@ -152,17 +152,17 @@ def measure(name: str, shares: tuple[float, ...]) -> dict[str, Any]:
 def at_equal_time(ours, theirs) -> list[float | None]:
     """The smallest of our peaks that take no longer than each of PyTorch's, as a share of that; none where all do."""
     curve = sorted((p["time"], p["extra_bytes"]) for p in ours)
-    found = []
+    shares = []
     for p in theirs:
         before, after = [[x for x in curve if (x[0] > p["time"]) == later] for later in (False, True)]
         if not before:
-            found.append(None)
+            shares.append(None)
             continue
         last, least = max(before)[0], min(size for _, size in before)
         if after and after[0][1] < least:
             least += (after[0][1] - least) * (p["time"] - last) / (after[0][0] - last)
-        found.append(round(least / p["extra_bytes"], 4))
-    return found
+        shares.append(round(least / p["extra_bytes"], 4))
+    return shares
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def run(quick: bool) -> dict[str, Any]:
             pool = Pool(processes)
             ranks = pool.run(measure, name, plan, processes)
             pool.close()
-            fullest = max(ranks, key=lambda found: found["steps"])
+            fullest = max(ranks, key=lambda rank: rank["steps"])
             ratio = round(fullest["steps"] / fullest["predicted"], 3)
             rows.append({"model": name, "plan": plan, "processes": processes, **fullest, "ratio": ratio})
             if processes == 1:

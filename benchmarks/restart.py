@@ -48,26 +48,26 @@ def run(quick: bool) -> dict[str, Any]:
         "without_pipeline": named(f"tp{NODE}xzero1", cluster, t5(layers, hidden, nodes, 512, 512)),
         "half_the_devices": named(name, Cluster.parse(f"v100-32:{nodes // 2}x{NODE}")),
     }
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for what, before in befores.items():
         begun = time.perf_counter()
-        made = restart(graph, plan, NODE, before)
-        disk, memory = made.checking + made.reading, made.checking_memory + made.receiving
-        found[what] = {
+        forecast = restart(graph, plan, NODE, before)
+        disk, memory = forecast.checking + forecast.reading, forecast.checking_memory + forecast.receiving
+        figures[what] = {
             "plan": before.name, "predicted_in_seconds": round(time.perf_counter() - begun, 2),
-            "bytes_of_a_device": {"least": min(made.devices), "most": max(made.devices)},
-            "bytes_of_a_machine": {"least": min(made.machines), "most": max(made.machines)},
-            "bytes_sent_to_a_machine": {"least": min(made.sent), "most": max(made.sent)},
-            "times_each_byte_is_read": round(made.times, 3),
+            "bytes_of_a_device": {"least": min(forecast.devices), "most": max(forecast.devices)},
+            "bytes_of_a_machine": {"least": min(forecast.machines), "most": max(forecast.machines)},
+            "bytes_sent_to_a_machine": {"least": min(forecast.sent), "most": max(forecast.sent)},
+            "times_each_byte_is_read": round(forecast.times, 3),
             "seconds_from_disk": round(disk, 1), "seconds_from_memory": round(memory, 1),
             "first_step_after_seconds": round(disk + planned + step, 1),
             "published_over_first_step": round(PUBLISHED / (disk + planned + step), 1),
         }  # fmt: skip
-        harness.say(f"{what}: {found[what]}")
+        harness.say(f"{what}: {figures[what]}")
     parameters = sum(graph.spec(f"param:{n}").numel for n in graph.names("param"))
     return {
-        "parameters": parameters, "devices": cluster.size, "plan": plan.name, "state_bytes": made.state,
-        "step_seconds": round(step, 2), "captured_and_lowered_in_seconds": round(planned, 1), "from": found,
+        "parameters": parameters, "devices": cluster.size, "plan": plan.name, "state_bytes": forecast.state,
+        "step_seconds": round(step, 2), "captured_and_lowered_in_seconds": round(planned, 1), "from": figures,
     }  # fmt: skip
 
 

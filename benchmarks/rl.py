@@ -87,7 +87,7 @@ def compared(name: str, quick: bool) -> dict[str, Any]:
     """Steps per second of all contenders of a case, by turns."""
     case, peers = CASES[name]
     running = {library: contender(library, case) for library in ("tutti", *peers)}
-    turns, found = {}, {library: [] for library in running}
+    turns, rates = {}, {library: [] for library in running}
     for library, x in running.items():
         x.ask(1)  # more than is compiled at the start: the first turn after a warm-up
         steps, seconds, *_ = x.ask(1)
@@ -98,14 +98,14 @@ def compared(name: str, quick: bool) -> dict[str, Any]:
         order = list(running)
         for library in order[i % len(order) :] + order[: i % len(order)]:
             steps, seconds, cpu, _ = running[library].ask(turns[library])
-            found[library].append((steps / seconds, steps / cpu))
+            rates[library].append((steps / seconds, steps / cpu))
     for x in running.values():
         x.close()
     medians = {library: {"steps per second": statistics.median(x for x, _ in rows),
                          "steps per CPU second": statistics.median(x for _, x in rows)}
-               for library, rows in found.items()}  # fmt: skip
-    times = {library: statistics.median(ours[1] / theirs[1] for ours, theirs in zip(found["tutti"], rows, strict=True))
-             for library, rows in found.items() if library != "tutti"}  # fmt: skip
+               for library, rows in rates.items()}  # fmt: skip
+    times = {library: statistics.median(ours[1] / theirs[1] for ours, theirs in zip(rates["tutti"], rows, strict=True))
+             for library, rows in rates.items() if library != "tutti"}  # fmt: skip
     harness.say(f"{name}: " + ", ".join(f"{x:.2f} times {library}" for library, x in times.items()))
     return {"contenders": medians, "times": times}
 
@@ -121,13 +121,13 @@ def curves(quick: bool) -> dict[str, Any]:
             x.close()
             own.append([answer[3] for answer in answers])
             harness.say(f"HalfCheetah, seed {seed}: {library} {own[-1]}")
-    told = {}
+    summaries = {}
     for library, own in rows.items():
         at = [[x for x in column if x is not None] for column in zip(*own, strict=True)]
-        told[library] = {"mean": [statistics.fmean(x) if x else None for x in at],
-                         "std": [statistics.stdev(x) if len(x) > 1 else None for x in at],
-                         "last": [x[-1] for x in own]}  # fmt: skip
-    return {"steps": [steps * (i + 1) // points for i in range(points)], **told}
+        summaries[library] = {"mean": [statistics.fmean(x) if x else None for x in at],
+                              "std": [statistics.stdev(x) if len(x) > 1 else None for x in at],
+                              "last": [x[-1] for x in own]}  # fmt: skip
+    return {"steps": [steps * (i + 1) // points for i in range(points)], **summaries}
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def curve(name: str, seed: int) -> dict[str, Any]:
     agent = algorithm(p.algorithm)(p.env, seed=seed, level="eager", **options)
     scores = EvalCallback(every=max(p.steps // POINTS, 1), episodes=EPISODES, threshold=p.threshold)
     agent.learn(p.steps, scores)
-    points = [(steps, round(found.mean, 2)) for steps, found in scores.evaluations]
+    points = [(steps, round(score.mean, 2)) for steps, score in scores.evaluations]
     best = max(x for _, x in points)
     return {"reached": best >= p.threshold, "best": best, "steps": agent.num_timesteps,
             "cpu seconds": round(time.process_time() - begin, 1), "points": points}  # fmt: skip
@@ -62,8 +62,8 @@ def draw(runs: dict[str, dict[str, Any]], to: Path) -> None:
     figure = Figure(figsize=(2.3 * columns, 1.8 * rows), layout="constrained")
     for i, name in enumerate(names):
         axes = figure.add_subplot(rows, columns, i + 1)
-        for found in runs[name].values():
-            axes.plot(*zip(*found["points"], strict=True), marker=".", linewidth=1)
+        for run in runs[name].values():
+            axes.plot(*zip(*run["points"], strict=True), marker=".", linewidth=1)
         axes.axhline(PRESETS[name].threshold, color="gray", linestyle=":", linewidth=1)
         axes.set_title(name, fontsize=7)
         axes.tick_params(labelsize=6)
@@ -86,9 +86,9 @@ def main() -> None:
             own = runs.setdefault(name, {})
             if str(seed) in own and not asked.presets:
                 continue
-            own[str(seed)] = found = curve(name, seed)
-            told = f"best {found['best']} of {PRESETS[name].threshold:g} in {found['steps']:,} steps"
-            harness.say(f"{name}, seed {seed}: {'' if found['reached'] else 'NOT '}reached, {told}")
+            own[str(seed)] = figures = curve(name, seed)
+            summary = f"best {figures['best']} of {PRESETS[name].threshold:g} in {figures['steps']:,} steps"
+            harness.say(f"{name}, seed {seed}: {'' if figures['reached'] else 'NOT '}reached, {summary}")
             save(runs)
     draw(runs, RESULT.with_suffix(".svg"))
 

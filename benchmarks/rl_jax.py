@@ -14,15 +14,15 @@ import optax
 
 def layers(key, sizes, gains=None):
     """Weights of a perceptron: orthogonal with gains, else uniform as PyTorch draws them."""
-    made = []
+    weights = []
     for i, (a, b) in enumerate(pairwise(sizes)):
         key, one, two = jax.random.split(key, 3)
         if gains:
-            made.append((jax.nn.initializers.orthogonal(gains[i])(one, (a, b)), jnp.zeros(b)))
+            weights.append((jax.nn.initializers.orthogonal(gains[i])(one, (a, b)), jnp.zeros(b)))
         else:
             draw = functools.partial(jax.random.uniform, minval=-(a**-0.5), maxval=a**-0.5)
-            made.append((draw(one, (a, b)), draw(two, (b,))))
-    return made
+            weights.append((draw(one, (a, b)), draw(two, (b,))))
+    return weights
 
 
 def run(weights, x, activation):

@@ -174,10 +174,10 @@ def single(case: dict):
     activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[case["activation"]]
 
     def network(out: int) -> nn.Module:
-        sizes, made = [size, *case["hidden"]], []
+        sizes, modules = [size, *case["hidden"]], []
         for a, b in pairwise(sizes):
-            made += [nn.Linear(a, b), activation()]
-        return nn.Sequential(*made, nn.Linear(sizes[-1], out))
+            modules += [nn.Linear(a, b), activation()]
+        return nn.Sequential(*modules, nn.Linear(sizes[-1], out))
 
     actor, critic, log_std = network(width), network(1), nn.Parameter(torch.zeros(width))
     parameters = [*actor.parameters(), *critic.parameters(), *([] if discrete else [log_std])]
@@ -208,8 +208,8 @@ def single(case: dict):
                     ends = torch.as_tensor(terminated | truncated)
                     row = (obs, action, summed(d.log_prob(action)), critic(obs).squeeze(-1),
                            torch.as_tensor(reward, dtype=torch.float32), ends)  # fmt: skip
-                    for kept, x in zip(rows, row, strict=True):
-                        kept.append(x)
+                    for column, x in zip(rows, row, strict=True):
+                        column.append(x)
                     obs = torch.as_tensor(np.asarray(after), dtype=torch.float32)
                 states, actions, log_probs, values, rewards, ended = map(torch.stack, rows)
                 last, advantage, advantages = critic(obs).squeeze(-1), 0.0, torch.zeros_like(rewards)

@@ -45,7 +45,7 @@ from tutti.rl.placement.fragments import costs
 from tutti.rl.placement.job import RunPlacement
 from tutti.rl.placement.placement import Placed
 
-KEPT = machine.FOLDER / "rl_placements"
+CACHE = machine.FOLDER / "rl_placements"
 ROUNDS, QUICK_ROUNDS = 4, 2
 SLOW = 2.0  # times the fastest: such placements take no turns in further passes
 SECONDS = 0.2  # of a turn, at least one iteration
@@ -84,14 +84,14 @@ NODES = "cpu:8x8"
 
 # -- in each process ---------------------------------------------------------------------------------------------------
 
-MADE: dict[str, Placed] = {}
+PLACED: dict[str, Placed] = {}
 
 
 def prepare(case: Case, place: RunPlacement) -> float:
     """Make a placement and run it until it learns; seconds of an iteration."""
     torch.set_num_threads(1)
     placed = Placed(case.algorithm, case.env, place.placement, place.ranks, level=case.level, **case.options)
-    MADE[str(place)] = placed
+    PLACED[str(place)] = placed
     warm = case.options.get("learning_starts", 0)
     placed.learn(warm + steps_of(case))
     return min(turn(place, case, 1) for _ in range(2))
@@ -102,15 +102,15 @@ def turn(place: RunPlacement, case: Case, iterations: int) -> float:
     if place.processes > 1:
         dist.barrier()
     begin = time.perf_counter()
-    MADE[str(place)].learn(iterations * steps_of(case))
+    PLACED[str(place)].learn(iterations * steps_of(case))
     return (time.perf_counter() - begin) / iterations
 
 
 def forget() -> None:
-    for placed in MADE.values():
+    for placed in PLACED.values():
         if isinstance(placed.agent.env, VectorEnv):
             placed.agent.env.close()
-    MADE.clear()
+    PLACED.clear()
 
 
 def steps_of(case: Case) -> int:
@@ -165,31 +165,31 @@ def _foreign() -> float:
         with suppress(OSError):
             words = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)], used[int(folder.name)] = int(words[1]), int(words[11]) + int(words[12])
-    own, found = {os.getpid()}, True
-    while found:
-        found = {pid for pid, parent in parents.items() if parent in own and pid not in own}
-        own |= found
+    own, children = {os.getpid()}, True
+    while children:
+        children = {pid for pid, parent in parents.items() if parent in own and pid not in own}
+        own |= children
     return (user + nice + system + irq + softirq + steal - sum(used.get(pid, 0) for pid in own)) / tick
 
 
 def judged(case: Case, here: Machine, pools: dict[int, Pool], rounds: int, file: Path | None) -> dict[str, Any]:
-    found = costs(case.algorithm, case.env, case.options, case.level, harness.say)
-    kept = json.loads(file.read_text()) if file and file.exists() else {"times": {}, "stretch": {}}
-    places = [x.place for x in forecasts(found, here)]
-    times = {place: [Turn(*turn) for turn in kept["times"].get(str(place), [])] for place in places}
+    measured_costs = costs(case.algorithm, case.env, case.options, case.level, harness.say)
+    stored = json.loads(file.read_text()) if file and file.exists() else {"times": {}, "stretch": {}}
+    places = [x.place for x in forecasts(measured_costs, here)]
+    times = {place: [Turn(*turn) for turn in stored["times"].get(str(place), [])] for place in places}
     best = min((seconds_of(turns) for turns in times.values() if turns), default=math.inf)
     again = [place for place in places if not times[place] or seconds_of(times[place]) < SLOW * best]
     again = again if rounds else []
     more, stretch = measured(case, again, pools, rounds)
     for place, turns in more.items():
         times[place] += turns
-    stretch = {count: kept["stretch"].get(str(count), []) + each for count, each in stretch.items()}
+    stretch = {count: stored["stretch"].get(str(count), []) + each for count, each in stretch.items()}
     if file:
         saved = {str(place): turns for place, turns in times.items()}
         file.write_text(json.dumps({"times": saved, "stretch": stretch}))
     now = {count: statistics.fmean(each) for count, each in stretch.items()}
-    ranked = forecasts(found, replace(here, stretch=now))
-    pick, idle = chosen(ranked), chosen(forecasts(found, replace(here, stretch={})))
+    ranked = forecasts(measured_costs, replace(here, stretch=now))
+    pick, idle = chosen(ranked), chosen(forecasts(measured_costs, replace(here, stretch={})))
     rates = {place: steps_of(case) / seconds_of(turns) for place, turns in times.items()}
     fastest = max(rates, key=lambda place: rates[place])
     same = max(rate for place, rate in rates.items() if place.placement not in OLDER or place == pick.place)
@@ -219,9 +219,9 @@ def _spearman(a: list[float], b: list[float]) -> float:
 def scaling(quick: bool) -> dict[str, Any]:
     """Throughput over devices, predicted."""
     here = links.this_machine()
-    found = costs(SCALED.algorithm, SCALED.env, SCALED.options, SCALED.level, harness.say)
+    measured_costs = costs(SCALED.algorithm, SCALED.env, SCALED.options, SCALED.level, harness.say)
     there = links.of_cluster(Cluster.parse(NODES), here)
-    ranked = forecasts(found, there)
+    ranked = forecasts(measured_costs, there)
     fused = next(x for x in ranked if x.place == RunPlacement())
     rows = {}
     for count in (2, 4, 8, 16, 32, 64):
@@ -237,13 +237,13 @@ def scaling(quick: bool) -> dict[str, Any]:
 
 def run(quick: bool) -> dict[str, Any]:
     here, rounds = links.this_machine(), QUICK_ROUNDS if quick else ROUNDS
-    KEPT.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     pools = {count: Pool(count) for count in links.PROCESSES}
     cases = {}
     try:
         for case in QUICK if quick else CASES:
             harness.say(case.name)
-            file = None if quick else KEPT / f"{case.name}.json".replace(" ", "-")
+            file = None if quick else CACHE / f"{case.name}.json".replace(" ", "-")
             cases[case.name] = judged(case, here, pools, rounds, file)
     finally:
         for pool in pools.values():

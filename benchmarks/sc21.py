@@ -105,7 +105,7 @@ class Run:
 
     @property
     def flops(self) -> float:
-        """Of a step, recomputation included: the paper's equation (3)."""
+        """FLOPs of a step, recomputation included: the paper's equation (3)."""
         deep, h = self.layers, self.hidden
         return 96 * self.batch * TOKENS * deep * h * h * (1 + TOKENS / (6 * h) + VOCABULARY / (16 * deep * h))
 
@@ -138,9 +138,9 @@ class Shares:
 
     def of(self, cluster: Cluster) -> Cluster:
         """The same cluster with devices that reach so much."""
-        given = cluster.device
-        efficiency = {**given.efficiency, "bfloat16": self.matmul, "memory": self.memory}
-        return Cluster(replace(given, efficiency=efficiency), cluster.levels)
+        device = cluster.device
+        efficiency = {**device.efficiency, "bfloat16": self.matmul, "memory": self.memory}
+        return Cluster(replace(device, efficiency=efficiency), cluster.levels)
 
 
 def gpt(run: Run, layers: int) -> StepGraph:
@@ -207,7 +207,7 @@ class Stage:
     layers: int
 
     @cached_property
-    def made(self) -> DryRun:
+    def dry_run_of_stage(self) -> DryRun:
         run, cluster = self.run, a100s(self.run.dp * self.run.tp)  # of one stage: the others are like it
         graph = gpt(run, self.layers)
         return dry_run(graph, plan_of(run, graph, cluster), cluster, "O2", overlaps=False)
@@ -219,24 +219,24 @@ class Stage:
         `ends`: embedding, head and loss, both passes; `sums`: adding a microbatch's gradients; `update`, and `reduce`:
         gradients over `dp`, once a step.
         """
-        cluster = shares.of(self.made.cluster) if shares else self.made.cluster
+        cluster = shares.of(self.dry_run_of_stage.cluster) if shares else self.dry_run_of_stage.cluster
         deeper = self.run.stage / self.layers
         larger = self.run.weights(self.run.stage) / self.run.weights(self.layers)
-        found: dict[str, float] = defaultdict(float)
-        for part in self.made.parts:
+        seconds: dict[str, float] = defaultdict(float)
+        for part in self.dry_run_of_stage.parts:
             for task in tasks_of(part.simulation.replays[RANK], Prices(cluster, part.program)):
                 if task.name.startswith("copy for "):  # Megatron's collectives are in place
                     continue
                 if task.phase == "update" and part.runs > 1 and task.stream == COMPUTE:
-                    found["sums"] += (deeper if re.match(LAYER, task.name) else 1) * task.seconds
+                    seconds["sums"] += (deeper if re.match(LAYER, task.name) else 1) * task.seconds
                 elif task.phase == "update":
-                    found["reduce" if task.stream == "dp" else "update"] += larger * task.seconds
+                    seconds["reduce" if task.stream == "dp" else "update"] += larger * task.seconds
                 elif re.match(LAYER, task.name):
-                    found[task.phase] += deeper * task.seconds
-                    found["communication"] += deeper * task.seconds * (task.stream != COMPUTE)
+                    seconds[task.phase] += deeper * task.seconds
+                    seconds["communication"] += deeper * task.seconds * (task.stream != COMPUTE)
                 else:
-                    found["ends"] += task.seconds
-        return dict(found)
+                    seconds["ends"] += task.seconds
+        return dict(seconds)
 
 
 def step(stage: Stage, shares: Shares | None = None) -> dict[str, float]:
@@ -249,7 +249,7 @@ def step(stage: Stage, shares: Shares | None = None) -> dict[str, float]:
     dropout = dropped(run, cluster)
     layers = 2 * once["forward"] + once["backward"] + 3 * dropout
     m, behind = run.microbatches, once["backward"] + once["forward"] + dropout
-    found = {
+    parts = {
         "forward": m * once["forward"],
         "backward": m * once["backward"],
         "recomputed": m * once["forward"],
@@ -260,7 +260,7 @@ def step(stage: Stage, shares: Shares | None = None) -> dict[str, float]:
         "reduced": max(0.0, once["reduce"] - behind) if run.hides else once["reduce"],
     }
     forward = once["forward"] + dropout
-    return found | pipelined(run, forward, layers - forward, once["ends"], cluster)
+    return parts | pipelined(run, forward, layers - forward, once["ends"], cluster)
 
 
 def dropped(run: Run, cluster: Cluster) -> float:
@@ -294,7 +294,7 @@ def pipelined(run: Run, forward: float, backward: float, ends: float, cluster: C
 
 
 def teraflops(stage: Stage, shares: Shares | None = None) -> float:
-    """Of each GPU, as the paper counts them."""
+    """TFLOP/s of each GPU, as the paper counts them."""
     return stage.run.flops / (stage.run.devices * sum(step(stage, shares).values())) / 1e12
 
 
@@ -304,22 +304,22 @@ def fit(stages: Mapping[Run, Stage], runs: Sequence[Run] = FITTED) -> Shares:
     def errors(shares: Sequence[float]) -> list[float]:
         return [log(teraflops(stages[run], Shares(*shares)) / run.published) for run in runs]
 
-    found = least_squares(errors, (0.75, 0.75), bounds=(0.3, 1.0), diff_step=1e-3)
-    return Shares(*map(float, found.x))
+    solution = least_squares(errors, (0.75, 0.75), bounds=(0.3, 1.0), diff_step=1e-3)
+    return Shares(*map(float, solution.x))
 
 
 def table(stages: Mapping[Run, Stage], shares: Shares | None) -> list[dict[str, Any]]:
     """A row for each run: predicted and published TFLOP/s, and what shares of the step are."""
     rows = []
     for run, stage in stages.items():
-        parts, made = step(stage, shares), teraflops(stage, shares)
+        parts, rate = step(stage, shares), teraflops(stage, shares)
         seconds = sum(parts.values())
         communication = run.microbatches * stage.seconds(shares).get("communication", 0.0)
         rows.append(
             {
                 "billions": run.billions, "devices": run.devices, "tp": run.tp, "pp": run.pp, "dp": run.dp,
                 "microbatch": run.microbatch, "microbatches": run.microbatches, "chunks": run.chunks,
-                "predicted": round(made, 1), "published": run.published, "error": round(made / run.published - 1, 4),
+                "predicted": round(rate, 1), "published": run.published, "error": round(rate / run.published - 1, 4),
                 "fitted": run in FITTED, "step_seconds": round(seconds, 3),
                 "published_step_seconds": round(run.flops / (run.petaflops * 1e15), 3),
                 "parts": {name: round(part / seconds, 4) for name, part in parts.items()},
@@ -331,14 +331,14 @@ def table(stages: Mapping[Run, Stage], shares: Shares | None) -> list[dict[str, 
 
 def other_choices(stages: Mapping[Run, Stage]) -> dict[str, float]:
     """Mean errors on seven runs for each choice of the three that are fitted: how much depends on that choice."""
-    found = []
+    means = []
     for chosen in combinations(RUNS, len(FITTED)):
         shares = fit(stages, chosen)
         judged = [run for run in RUNS if run not in chosen]
-        found.append(statistics.mean(abs(teraflops(stages[run], shares) / run.published - 1) for run in judged))
+        means.append(statistics.mean(abs(teraflops(stages[run], shares) / run.published - 1) for run in judged))
     return {
-        "choices": len(found), "smallest": round(min(found), 4), "median": round(statistics.median(found), 4),
-        "largest": round(max(found), 4),
+        "choices": len(means), "smallest": round(min(means), 4), "median": round(statistics.median(means), 4),
+        "largest": round(max(means), 4),
     }  # fmt: skip
 
 
@@ -365,7 +365,7 @@ def run(quick: bool) -> dict[str, Any]:
     stages = {}
     for each in RUNS:
         stages[each] = Stage(each, min(SHALLOW, each.stage) if quick else each.stage)
-        shown = stages[each].made.seconds
+        shown = stages[each].dry_run_of_stage.seconds
         harness.say(f"{each.billions} billion: simulated {stages[each].layers} layers, {shown:.2f} s a step of them")
     shares = fit(stages)
     harness.say(f"share of the peak {shares.matmul:.3f}, of the memory's bandwidth {shares.memory:.3f}")

@@ -111,15 +111,15 @@ def compare(steps: int, contenders: list[harness.Process], case: dict[str, int])
 
 def run(quick: bool) -> dict[str, Any]:
     case = QUICK if quick else FULL
-    found = {}
+    figures = {}
     for name, unrolls in (("steps", False), ("unrolled", True)):
         steps = case[name]
         contenders = [harness.Process("plain loop", plain, steps)]
         if unrolls:
             contenders.append(harness.Process("plain loop, captured O0", ours, steps, False, "O0"))
         contenders += [harness.Process(f"tutti.scan {level}", ours, steps, True, level) for level in ("O0", "O2")]
-        found[name] = compare(steps, contenders, case)
-    return found
+        figures[name] = compare(steps, contenders, case)
+    return figures
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def capture(kind: type, config: Any, batch: int, length: int) -> StepGraph:
 
 
 def by_mesh(graph: StepGraph) -> dict[str, Any]:
-    found = {}
+    figures = {}
     for name, mesh in MESHES.items():
         start = time.perf_counter()
         joint = ShardingProblem(problem_of(graph), Pricer(tutti.Cluster.parse(name), mesh))
@@ -83,21 +83,21 @@ def by_mesh(graph: StepGraph) -> dict[str, Any]:
         chosen = joint.choose(seconds=120)
         end = time.perf_counter()
         shown = "x".join(map(str, mesh.values()))
-        found[shown] = {
+        figures[shown] = {
             "seconds": end - start, "build_seconds": built - start, "solve_seconds": end - built,
             "cost": chosen.cost, "gap": chosen.gap, "states": sum(map(len, joint.network.unary.values())),
         }  # fmt: skip
         harness.say(f"mesh {shown}: {end - start:.1f} s, gap {chosen.gap:.1e}")
-    return found
+    return figures
 
 
 def timed_search(graph: StepGraph, cluster: str) -> dict[str, Any]:
     start, on = time.perf_counter(), tutti.Cluster.parse(cluster)
     plan = Search(lambda count, variant: vary(graph, variant), 1, on, Simulator("O2"), accumulate=1).ranked()[0]
-    seconds, made = time.perf_counter() - start, plan.predicted
+    seconds, prediction = time.perf_counter() - start, plan.predicted
     return {
-        "seconds": seconds, "plan": plan.name, "mesh": dict(plan.mesh), "step_seconds": made.step_seconds,
-        "peak_bytes": made.peak_bytes, "fits": made.peak_bytes <= on.device.memory,
+        "seconds": seconds, "plan": plan.name, "mesh": dict(plan.mesh), "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes, "fits": prediction.peak_bytes <= on.device.memory,
     }  # fmt: skip
 
 
@@ -106,11 +106,11 @@ def large(make: Any, cluster: str, batch: int) -> dict[str, Any]:
     graph = make(batch)
     captured = time.perf_counter()
     parameters = sum(graph.spec(f"param:{name}").numel for name in graph.names("param"))
-    found: dict[str, Any] = {"parameters": parameters, "nodes": len(graph.nodes), "capture_seconds": captured - start}
-    found |= timed_search(graph, cluster)
-    found["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    harness.say(f"{make.__name__}: {found}")
-    return found
+    figures: dict[str, Any] = {"parameters": parameters, "nodes": len(graph.nodes), "capture_seconds": captured - start}
+    figures |= timed_search(graph, cluster)
+    figures["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    harness.say(f"{make.__name__}: {figures}")
+    return figures
 
 
 def run(quick: bool) -> dict[str, Any]:

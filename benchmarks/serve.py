@@ -75,10 +75,10 @@ def work(turns: harness.Turns, whose: str, case: str, size: str) -> None:
         "continuous batching": continuous,
     }[name if name == "tutti" else whose](model)
     while steps := turns.wait():
-        found = []
+        times = []
         for _ in range(steps):
-            found += run(load, case == "mixed")
-        turns.done(found)
+            times += run(load, case == "mixed")
+        turns.done(times)
 
 
 def ours(model: Any, kind: str) -> Any:
@@ -147,8 +147,8 @@ def continuous(model: Any) -> Any:
                 manager.add_request(x, max_new_tokens=n)
             left = len(load)
             while left:
-                found = manager.get_result(timeout=60)
-                left -= bool(found and found.is_finished())
+                output = manager.get_result(timeout=60)
+                left -= bool(output and output.is_finished())
         finally:
             manager.stop(block=True)
         return _times(begin, 0.0, load, True)
@@ -160,10 +160,10 @@ class OpenVINO(harness.Peer):
     """OpenVINO GenAI with the weights of a model, in `folder` once they are converted."""
 
     def __init__(self, whose: str, case: str, size: str, folder: Path) -> None:
-        if not (given := folder / size).exists():
-            model_of(size).save_pretrained(given)
+        if not (source := folder / size).exists():
+            model_of(size).save_pretrained(source)
         kind = whose.partition(" ")[2] or "bf16"
-        super().__init__(whose, OPENVINO, "serve_openvino.py", str(given), str(folder / f"{size}-{kind}"), kind)
+        super().__init__(whose, OPENVINO, "serve_openvino.py", str(source), str(folder / f"{size}-{kind}"), kind)
         self.load, self.mixed = load_of(case, size), case == "mixed"
 
     def turn(self, steps: int) -> list[float]:
@@ -190,48 +190,48 @@ def compared(case: str, size: str, rounds: int, folder: Path) -> dict[str, Any]:
     for i in range(rounds + 1):
         for name, contender in list(contenders.items()):
             try:
-                found = contender.turn(1)
+                timing = contender.turn(1)
             except RuntimeError as error:
                 harness.say(str(error))
                 del contenders[name]
                 continue
             if i:
-                seconds[name].append(found)
+                seconds[name].append(timing)
     for contender in contenders.values():
         contender.close()
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, rows in seconds.items():
         if not rows:
             continue
         if case == "mixed":
-            made = sum(n for _, n in load_of(case, size))
-            told[name] = {"tokens per second": made / statistics.median(x[0] for x in rows)}
+            tokens = sum(n for _, n in load_of(case, size))
+            figures[name] = {"tokens per second": tokens / statistics.median(x[0] for x in rows)}
         else:
-            told[name] = {"first token, s": statistics.median(x[0] for x in rows),
-                          "step, s": statistics.median(x[1] for x in rows)}  # fmt: skip
+            figures[name] = {"first token, s": statistics.median(x[0] for x in rows),
+                             "step, s": statistics.median(x[1] for x in rows)}  # fmt: skip
         if name != own:
-            told[name]["times faster"] = statistics.median(
+            figures[name]["times faster"] = statistics.median(
                 b[-1] / a[-1] for a, b in zip(seconds[own], rows, strict=False)
             )
-    harness.say(f"{size}, {case}: {told}")
-    return told
+    harness.say(f"{size}, {case}: {figures}")
+    return figures
 
 
 def run(quick: bool) -> dict[str, Any]:
     sizes = ["104M"] if quick else list(SIZES)
     rounds = 1 if quick else ROUNDS
     cases = [case for case in CONTENDERS if not quick or not case.endswith(KINDS)]
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     rows = harness.Rows("serve-quick" if quick else "serve", ["transformers"])
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
-            told[size] = {
+            figures[size] = {
                 case: rows.row(f"{size}, {case}", partial(compared, case, size, rounds, Path(folder))) for case in cases
             }
         weights = sum(p.numel() * 2 for p in model_of(size).parameters())
-        told[size]["bytes/s"] = {"decoding": weights / told[size]["batch 1"]["tutti"]["step, s"],
-                                 "memory": bandwidth()}  # fmt: skip
-    return told
+        figures[size]["bytes/s"] = {"decoding": weights / figures[size]["batch 1"]["tutti"]["step, s"],
+                                    "memory": bandwidth()}  # fmt: skip
+    return figures
 
 
 if __name__ == "__main__":

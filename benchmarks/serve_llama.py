@@ -43,12 +43,12 @@ def main(path: str, threads: str) -> None:
         options.n_ctx = len(load) * -(-max(len(x) + n for x, n in load) // 256) * 256
         context, batch = api.llama_init_from_model(model, options), api.llama_batch_init(2048, 0, 1)
         begin = time.perf_counter()
-        made = []
+        tokens = []
         for i, (prompt, _) in enumerate(load):
-            made += decode(context, batch, [(x, at, i, at + 1 == len(prompt)) for at, x in enumerate(prompt)])
+            tokens += decode(context, batch, [(x, at, i, at + 1 == len(prompt)) for at, x in enumerate(prompt)])
         first, cpu = time.perf_counter() - begin, time.process_time()
         for step in range(load[0][1] - 1):
-            made = decode(context, batch, [(x, len(load[i][0]) + step, i, True) for i, x in enumerate(made)])
+            tokens = decode(context, batch, [(x, len(load[i][0]) + step, i, True) for i, x in enumerate(tokens)])
         print(json.dumps([first, time.perf_counter() - begin, time.process_time() - cpu]), file=answers, flush=True)
         api.llama_batch_free(batch)
         api.llama_free(context)

@@ -44,10 +44,10 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
     LlamaForCausalLM(LlamaConfig(**MODEL)).save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made.add_special_tokens(["</s>"])
-    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,14 +90,14 @@ async def bad(url: str) -> list[int]:
     """The statuses of bad requests, repeated while others are answered."""
     async with httpx.AsyncClient(timeout=60) as client:
         headers = {"Content-Type": "application/json"}
-        found = []
+        statuses = []
         for body in BAD * 3:
             for path in ("completions", "chat/completions"):
                 answer = await client.post(f"{url}/v1/{path}", content=body, headers=headers)
-                found.append(answer.status_code)
+                statuses.append(answer.status_code)
                 assert answer.json()["error"]["message"]
             await asyncio.sleep(0.05)
-        return found
+        return statuses
 
 
 def gauge(url: str, name: str) -> float:
@@ -119,8 +119,8 @@ def run(quick: bool) -> dict[str, Any]:
             before = memory(process)
 
             async def together() -> tuple[list[Any], list[int]]:
-                found, statuses = await asyncio.gather(load(url, "model", arrivals), bad(url))
-                return found, statuses
+                answers, statuses = await asyncio.gather(load(url, "model", arrivals), bad(url))
+                return answers, statuses
 
             measured, statuses = asyncio.run(together())
             asyncio.run(leave(url, 20 if quick else LEAVERS))
@@ -128,15 +128,15 @@ def run(quick: bool) -> dict[str, Any]:
             while gauge(url, "running") + gauge(url, "waiting") and time.monotonic() < end:
                 time.sleep(0.1)
             after = memory(process)
-            found = report(measured, 1, 0.1)
+            summary = report(measured, 1, 0.1)
             result = {
-                "requests": len(tenth) + count, "answered": found.statuses.get("200", 0),
-                "refused": found.statuses.get("429", 0),
-                "other": count - found.statuses.get("200", 0) - found.statuses.get("429", 0),
+                "requests": len(tenth) + count, "answered": summary.statuses.get("200", 0),
+                "refused": summary.statuses.get("429", 0),
+                "other": count - summary.statuses.get("200", 0) - summary.statuses.get("429", 0),
                 "memory": after / before, "left running": gauge(url, "running"),
                 "cache used": gauge(url, "cache_used_ratio"),
                 "bad answered with 4xx": sum(400 <= x < 500 for x in statuses) / len(statuses),
-                "throughput": found.throughput, "p99 of first tokens, s": found.ttft.get("p99", 0.0),
+                "throughput": summary.throughput, "p99 of first tokens, s": summary.ttft.get("p99", 0.0),
                 "healthy": httpx.get(f"{url}/health").status_code == 200,
             }  # fmt: skip
             return result

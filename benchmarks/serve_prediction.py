@@ -41,7 +41,7 @@ def loads(rate: float) -> dict[str, list[Arrival]]:
 
 def serve(engine: Engine, arrivals: list[Arrival]) -> list[Measured]:
     """What clients of the engine see."""
-    draw, found = random.Random(0), [Measured(x) for x in arrivals]
+    draw, clients = random.Random(0), [Measured(x) for x in arrivals]
     prompts = [[draw.randrange(3, 32000) for _ in range(int(x.prompt))] for x in arrivals]
     outputs: list[Any] = []
     begin = time.monotonic()
@@ -54,15 +54,15 @@ def serve(engine: Engine, arrivals: list[Arrival]) -> list[Measured]:
             engine.step()
         else:
             time.sleep(max(0.0, arrivals[len(outputs)].at - (time.monotonic() - begin)))
-    for x, output in zip(found, outputs, strict=True):
+    for x, output in zip(clients, outputs, strict=True):
         x.status, x.tokens, x.times = 200, len(output.tokens), [t - begin for t in output.times]
         x.end = x.times[-1]
-    return found
+    return clients
 
 
-def numbers(found: list[Measured]) -> dict[str, float]:
-    told = report(found, 1, 1)
-    return {"ttft": told.ttft["p50"], "tpot": told.tpot["p50"], "throughput": told.throughput}
+def numbers(clients: list[Measured]) -> dict[str, float]:
+    summary = report(clients, 1, 1)
+    return {"ttft": summary.ttft["p50"], "tpot": summary.tpot["p50"], "throughput": summary.throughput}
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -78,14 +78,14 @@ def run(quick: bool) -> dict[str, Any]:
     full = [Arrival(0.0, 128, 64)] * 64
     rate = predict(full)["throughput"] / 64
     harness.say(f"costs {costs}; capacity {rate:.1f} requests/s")
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, arrivals in list(loads(rate).items())[: 2 if quick else None]:
         predicted, seen = predict(arrivals), numbers(serve(engine, arrivals))
         error = {x: abs(predicted[x] / seen[x] - 1) for x in NUMBERS}
-        told[name] = {"predicted": predicted, "measured": seen, "error": error}
-        harness.say(f"{name}: {told[name]}")
-    errors = [x["error"][n] for x in told.values() for n in NUMBERS]
-    return {"loads": told, "median error": statistics.median(errors), "largest error": max(errors)}
+        figures[name] = {"predicted": predicted, "measured": seen, "error": error}
+        harness.say(f"{name}: {figures[name]}")
+    errors = [x["error"][n] for x in figures.values() for n in NUMBERS]
+    return {"loads": figures, "median error": statistics.median(errors), "largest error": max(errors)}
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def work(turns: harness.Turns, whose: str) -> None:
     engine.warm_up()
 
     def seconds(count: int) -> float:
-        """Of a step, after the prompts."""
+        """Seconds of a step, after the prompts."""
         load = load_of(f"batch {count}", SIZE)
         outputs = [engine.add(Request(x, Sampling(max_tokens=n, temperature=0, ignore_end=True))) for x, n in load]
         while not all(x.tokens for x in outputs):

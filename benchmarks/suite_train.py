@@ -38,9 +38,9 @@ TURN, STEPS, QUICK_STEPS = 20, 200, 40
 def text(rows: int) -> torch.Tensor:
     """Windows of the standard library's source code, (rows, SEQ) int64: bytes."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    found = np.frombuffer(b"".join(x.read_bytes() for x in files), dtype=np.uint8)
-    starts = np.random.default_rng(0).permutation(len(found) // SEQ)[:rows] * SEQ
-    return torch.from_numpy(found[starts[:, None] + np.arange(SEQ)].astype(np.int64))
+    source = np.frombuffer(b"".join(x.read_bytes() for x in files), dtype=np.uint8)
+    starts = np.random.default_rng(0).permutation(len(source) // SEQ)[:rows] * SEQ
+    return torch.from_numpy(source[starts[:, None] + np.arange(SEQ)].astype(np.int64))
 
 
 def causal(rows: int) -> list[dict[str, torch.Tensor]]:
@@ -48,32 +48,32 @@ def causal(rows: int) -> list[dict[str, torch.Tensor]]:
 
 
 def masked(rows: int) -> list[dict[str, torch.Tensor]]:
-    made, draw = [], torch.Generator().manual_seed(0)
+    examples, draw = [], torch.Generator().manual_seed(0)
     for x in text(rows):
         chosen = torch.rand(SEQ, generator=draw) < 0.15
-        made.append({"input_ids": x.masked_fill(chosen, MASK), "labels": x.masked_fill(~chosen, -100),
-                     "attention_mask": torch.ones_like(x)})  # fmt: skip
-    return made
+        examples.append({"input_ids": x.masked_fill(chosen, MASK), "labels": x.masked_fill(~chosen, -100),
+                         "attention_mask": torch.ones_like(x)})  # fmt: skip
+    return examples
 
 
 def spans(rows: int) -> list[dict[str, torch.Tensor]]:
     """Every 20th to 22nd byte is left out of the input, and is the target."""
-    made = []
+    examples = []
     for x in text(rows):
         gone = torch.arange(SEQ) % 20 < SPAN
-        made.append({"input_ids": x[~gone] + 3, "labels": x[gone] + 3})
-    return made
+        examples.append({"input_ids": x[~gone] + 3, "labels": x[gone] + 3})
+    return examples
 
 
 def digits(rows: int) -> list[dict[str, Any]]:
     from sklearn.datasets import load_digits
 
-    found: Any = load_digits()
+    dataset: Any = load_digits()
     images = torch.nn.functional.interpolate(
-        torch.tensor(found.images, dtype=torch.float32)[:, None] / 16, scale_factor=4
+        torch.tensor(dataset.images, dtype=torch.float32)[:, None] / 16, scale_factor=4
     )
     order = np.random.default_rng(0).permutation(len(images))[:rows]
-    return [{"pixel_values": images[i], "labels": int(found.target[i])} for i in order]
+    return [{"pixel_values": images[i], "labels": int(dataset.target[i])} for i in order]
 
 
 def llama() -> Any:
@@ -110,9 +110,9 @@ BATCH, HELD_OUT = 16, 128
 
 
 def accuracy(prediction: Any) -> dict[str, float]:
-    """Of the labels that count."""
-    made = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-    best, labels = made.argmax(-1), prediction.label_ids
+    """The accuracy over the labels that count."""
+    logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+    best, labels = logits.argmax(-1), prediction.label_ids
     counts = labels != -100
     return {"accuracy": float((best == labels)[counts].mean())}
 
@@ -157,9 +157,9 @@ def work(turns: harness.Turns, whose: str, task: str, steps: int, bf16: bool) ->
                                compute_metrics=accuracy, callbacks=[pace])  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        told = trainer.evaluate()
+        metrics = trainer.evaluate()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    turns.done(pace.seconds, losses=losses, loss=told["eval_loss"], accuracy=told["eval_accuracy"])  # pyright: ignore
+    turns.done(pace.seconds, losses=losses, loss=metrics["eval_loss"], accuracy=metrics["eval_accuracy"])  # pyright: ignore
     turns.wait()
 
 
@@ -175,7 +175,7 @@ def compared(task: str, steps: int, bf16: bool) -> dict[str, Any]:
     theirs, ours = (x.facts for x in both)
     for x in both:
         x.close()
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "speed": statistics.median(a / b for a, b in zip(seconds["transformers"], seconds["tutti"], strict=True)),
         "peak memory": ours["peak_rss_bytes"] / theirs["peak_rss_bytes"],
         "megabytes": [x["peak_rss_bytes"] / 1e6 for x in (theirs, ours)],
@@ -184,14 +184,14 @@ def compared(task: str, steps: int, bf16: bool) -> dict[str, Any]:
         "accuracy": [theirs["accuracy"], ours["accuracy"]],
         "milliseconds": [1e3 * statistics.median(seconds[x.name]) for x in both],
     }
-    harness.say(f"{task}, {PRECISIONS[bf16]}: " + ", ".join(f"{key} {value}" for key, value in told.items()))
-    return told
+    harness.say(f"{task}, {PRECISIONS[bf16]}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
+    return figures
 
 
 def run(quick: bool) -> dict[str, Any]:
     steps = QUICK_STEPS if quick else STEPS
-    told = {name: {task: compared(task, steps, name == "bf16") for task in TASKS} for name in PRECISIONS}
-    return {"steps": steps, **told}
+    figures = {name: {task: compared(task, steps, name == "bf16") for task in TASKS} for name in PRECISIONS}
+    return {"steps": steps, **figures}
 
 
 if __name__ == "__main__":

@@ -33,17 +33,17 @@ TARGET = 0.02  # of the error
 
 
 def measured(surrogate: Surrogate, held_out: Samples) -> dict[str, float]:
-    found = surrogate.predict(held_out.points)
-    error = relative_error(found.s, held_out.s)
-    peak = (found.s - held_out.s).abs().flatten(1).amax(1)
+    output = surrogate.predict(held_out.points)
+    error = relative_error(output.s, held_out.s)
+    peak = (output.s - held_out.s).abs().flatten(1).amax(1)
     return {
         "error_mean": float(error.mean()), "error_median": float(error.median()),
         "error_p90": float(error.quantile(0.9)), "error_worst": float(error.max()),
         "largest_difference_median": float(peak.median()),
-        "coverage": float((error <= found.bound).double().mean()), "bound_median": float(found.bound.median()),
-        "trusted": float(found.trusted.double().mean()),
-        "error_mean_of_trusted": float(error[found.trusted].mean()),
-        "correlation_of_bound_and_error": float(torch.corrcoef(torch.stack([error.log(), found.bound.log()]))[0, 1]),
+        "coverage": float((error <= output.bound).double().mean()), "bound_median": float(output.bound.median()),
+        "trusted": float(output.trusted.double().mean()),
+        "error_mean_of_trusted": float(error[output.trusted].mean()),
+        "correlation_of_bound_and_error": float(torch.corrcoef(torch.stack([error.log(), output.bound.log()]))[0, 1]),
     }  # fmt: skip
 
 
@@ -73,11 +73,11 @@ def rounds(geometry: Geometry, how: Training, start: Samples, calibration: Sampl
     """(samples, mean error) of training on more and more samples."""
     samples, curve = start, []
     for i in range(count + 1):
-        made = Surrogate.fit(geometry, samples, replace(how, seed=i), calibration=calibration)
-        curve.append((len(samples), measured(made, held_out)["error_mean"]))
+        surrogate = Surrogate.fit(geometry, samples, replace(how, seed=i), calibration=calibration)
+        curve.append((len(samples), measured(surrogate, held_out)["error_mean"]))
         harness.say(f"{curve[-1][0]} samples: mean error {curve[-1][1]:.4f}")
         if i < count:
-            points = pick(made, i, len(samples))
+            points = pick(surrogate, i, len(samples))
             samples = samples + collect(geometry, points, OUT / geometry.name)
     return curve
 
@@ -95,8 +95,8 @@ def draw(surrogate: Surrogate, held_out: Samples, curves: dict[str, list[tuple[i
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    found = surrogate.predict(held_out.points)
-    error = relative_error(found.s, held_out.s)
+    predicted = surrogate.predict(held_out.points)
+    error = relative_error(predicted.s, held_out.s)
     order = error.argsort().tolist()
     figure = Figure(figsize=(16, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -107,8 +107,8 @@ def draw(surrogate: Surrogate, held_out: Samples, curves: dict[str, list[tuple[i
         for trace, color in enumerate(("tab:red", "tab:blue")):
             label = surrogate.geometry.traces[trace]
             ax.plot(f, 20 * held_out.s[row, trace].abs().log10(), color, lw=3, alpha=0.35, label=f"{label} solver")
-            ax.plot(f, 20 * found.s[row, trace].abs().log10(), color, lw=1, ls="--", label=f"{label} surrogate")
-        ax.set(title=f"{title}: error {float(error[row]):.4f}, bound {float(found.bound[row]):.4f}", xlabel="GHz",
+            ax.plot(f, 20 * predicted.s[row, trace].abs().log10(), color, lw=1, ls="--", label=f"{label} surrogate")
+        ax.set(title=f"{title}: error {float(error[row]):.4f}, bound {float(predicted.bound[row]):.4f}", xlabel="GHz",
                ylabel="dB", ylim=(-50, 2))  # fmt: skip
     axes[0].legend(fontsize=7)
     for label, curve in curves.items():
@@ -142,13 +142,13 @@ def run(quick: bool) -> dict[str, Any]:
     how = replace(how, steps=300 if quick else 2000)
     start, count, each = (50, 1, 25) if quick else (80, 4, 40)
 
-    def active(made: Surrogate, i: int, known: int) -> Tensor:
+    def active(surrogate: Surrogate, i: int, taken: int) -> Tensor:
         pool = space.random(4000, 100 + i)
-        return pool[chosen(made, pool, each, known)]
+        return pool[chosen(surrogate, pool, each, taken)]
 
     curves = {}
-    for name, pick in (("active", active), ("uniform", lambda made, i, known: space.random(each, 200 + i)),
-                       ("Sobol", lambda made, i, known: samples.points[known : known + each])):  # fmt: skip
+    for name, pick in (("active", active), ("uniform", lambda surrogate, i, taken: space.random(each, 200 + i)),
+                       ("Sobol", lambda surrogate, i, taken: samples.points[taken : taken + each])):  # fmt: skip
         harness.say(name)
         curves[name] = rounds(geometry, how, samples[:start], calibration, held_out, count, each, pick)
     for rival in ("uniform", "Sobol"):

@@ -166,8 +166,8 @@ def kind(node: Any) -> str:
 
 def size(node: fx.Node) -> int:
     """Bytes of what a node makes."""
-    made = node.meta.get("val")
-    return sum(x.bytes for x in (made if isinstance(made, tuple) else [made]) if isinstance(x, Spec))
+    value = node.meta.get("val")
+    return sum(x.bytes for x in (value if isinstance(value, tuple) else [value]) if isinstance(x, Spec))
 
 
 def ceilings(case: Case, dtype: torch.dtype) -> tuple[float, float]:
@@ -225,21 +225,21 @@ def run(quick: bool) -> dict[str, Any]:
     harness.say(f"{best['ours']} is {best['times_faster']:.2f} x as fast as {best['peer']}")
     profiled = harness.Process("profile", profile, case, "O1", named[best["ours"]][1])
     profiled.turn(4 * case.steps)
-    told = profiled.facts["profile"]
+    breakdown = profiled.facts["profile"]
     profiled.close()
-    for name, row in told["kinds"].items():
+    for name, row in breakdown["kinds"].items():
         harness.say(f"{name:34} {1e3 * row['seconds']:8.1f} ms, at the ceilings {1e3 * row['at_ceilings']:8.1f} ms")
     if not quick:
-        draw(figures, told)
-    return {"case": vars(case), "contenders": figures, "ratio": best, "profile": told}
+        draw(figures, breakdown)
+    return {"case": vars(case), "contenders": figures, "ratio": best, "profile": breakdown}
 
 
-def draw(figures: dict[str, Any], told: dict[str, Any]) -> None:
+def draw(figures: dict[str, Any], breakdown: dict[str, Any]) -> None:
     speeds, kinds = (figure := Figure((10, 4), layout="constrained")).subplots(1, 2)
     names = sorted(figures, key=lambda name: figures[name]["tokens_per_second"])
     speeds.barh(names, [figures[name]["tokens_per_second"] for name in names])
     speeds.set(xlabel="tokens/s")
-    rows = list(told["kinds"].items())[::-1]
+    rows = list(breakdown["kinds"].items())[::-1]
     for shift, what, label in ((0.2, "seconds", "measured"), (-0.2, "at_ceilings", "at the machine's ceilings")):
         kinds.barh([i + shift for i in range(len(rows))], [1e3 * row[what] for _, row in rows], 0.4, label=label)
     kinds.set_yticks(range(len(rows)), [name for name, _ in rows])

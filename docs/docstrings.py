@@ -17,20 +17,20 @@ class Docstrings(griffe.Extension):
 
 
 def markdown(text: str) -> str:
-    made: list[str] = []
+    output: list[str] = []
     inside = listed = False  # an example; a list
     for line in text.splitlines():
         if line.startswith(">>>") and not inside:
-            made += ["", "```python"]
+            output += ["", "```python"]
             inside = True
         elif inside and not line.strip():
-            made.append("```")
+            output.append("```")
             inside = False
         match = None if inside else ENTRY.match(line)
-        if match and (listed or not made or not made[-1].strip() or ENTRY.match(made[-1])):
-            made.append(f"- `{match[1]}`: {line[match.end() :]}")
+        if match and (listed or not output or not output[-1].strip() or ENTRY.match(output[-1])):
+            output.append(f"- `{match[1]}`: {line[match.end() :]}")
             listed = True
             continue
         listed = listed and line.startswith(" ")
-        made.append(line)
-    return "\n".join([*made, "```"] if inside else made)
+        output.append(line)
+    return "\n".join([*output, "```"] if inside else output)

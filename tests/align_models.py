@@ -24,16 +24,16 @@ def tokenizer() -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]
     vocabulary = {x: i for i, x in enumerate([*special, *alphabet])}
-    made = Tokenizer(models.BPE(vocabulary, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
-    made.decoder = decoders.ByteLevel()  # pyright: ignore
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore
     from tokenizers.processors import TemplateProcessing
 
-    made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])  # pyright: ignore
-    found = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
-                                    additional_special_tokens=special[3:], model_max_length=256)  # fmt: skip
-    found.chat_template = CHATML
-    return found
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])  # pyright: ignore
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+                                        additional_special_tokens=special[3:], model_max_length=256)  # fmt: skip
+    tokenizer.chat_template = CHATML
+    return tokenizer
 
 
 def model(seed: int = 0, **options: Any) -> Any:

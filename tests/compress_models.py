@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = dict(vocab_size=96, hidden_size=64, intermediate_size=12
                              bos_token_id=None, eos_token_id=None, pad_token_id=None)  # fmt: skip
 
 
-def _made(kind: Any, config: Any) -> Any:
+def _model_of(kind: Any, config: Any) -> Any:
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
@@ -55,19 +55,19 @@ def model(kind: str = "llama", **options: Any) -> Any:
     if kind == "opt":
         config = OPTConfig(vocab_size=96, hidden_size=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4,
                            max_position_embeddings=128, word_embed_proj_dim=64)  # fmt: skip
-        return _made(OPTForCausalLM, config)
+        return _model_of(OPTForCausalLM, config)
     if kind == "gpt2":
-        return _made(GPT2LMHeadModel, GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=128))
+        return _model_of(GPT2LMHeadModel, GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=128))
     if kind == "t5":
         config = T5Config(vocab_size=96, d_model=64, d_ff=128, num_layers=2, num_heads=4, d_kv=16)
-        return _made(T5ForConditionalGeneration, config)
+        return _model_of(T5ForConditionalGeneration, config)
     if kind == "gpt-oss":
         rope = {"rope_type": "default", "rope_theta": 10000.0}
         kinds = (["sliding_attention", "full_attention"] * 2)[: sizes["num_hidden_layers"]]
         config = GptOssConfig(**sizes, num_local_experts=4, head_dim=16, num_experts_per_tok=2, rope_parameters=rope,
                               layer_types=kinds)  # fmt: skip
-        return _made(GptOssForCausalLM, config)
-    made = {
+        return _model_of(GptOssForCausalLM, config)
+    families = {
         "llama": (LlamaForCausalLM, lambda: LlamaConfig(**sizes)),
         "gemma": (GemmaForCausalLM, lambda: GemmaConfig(**sizes, head_dim=16)),
         "olmo2": (Olmo2ForCausalLM, lambda: Olmo2Config(**sizes)),
@@ -85,8 +85,8 @@ def model(kind: str = "llama", **options: Any) -> Any:
         "mixtral": (MixtralForCausalLM, lambda: MixtralConfig(**sizes, num_local_experts=4)),
         "qwen3-moe": (Qwen3MoeForCausalLM, lambda: Qwen3MoeConfig(**{**sizes, **experts})),
     }
-    kind_of, config_of = made[kind]
-    return _made(kind_of, config_of())
+    kind_of, config_of = families[kind]
+    return _model_of(kind_of, config_of())
 
 
 @cache
@@ -112,6 +112,6 @@ def data() -> list[dict[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def logits(made: Any, seed: int = 5) -> torch.Tensor:
-    """Of a model, for random tokens."""
-    return made(**batches(1, seed=seed)[0], use_cache=False).logits
+def logits(model: Any, seed: int = 5) -> torch.Tensor:
+    """The logits of a model for random tokens."""
+    return model(**batches(1, seed=seed)[0], use_cache=False).logits

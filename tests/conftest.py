@@ -120,7 +120,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="module", autouse=True)
 def _collect_no_more():
-    """Of what earlier tests left (a million objects in the end) the garbage collector need not look at any again."""
+    """Keep the garbage collector from looking at what earlier tests left (a million objects in the end)."""
     gc.collect()
     gc.freeze()
 

@@ -21,8 +21,8 @@ def sums_items(x):
 
 
 def masks(x):
-    kept = x[x > 2]
-    return kept.sum(), len(kept)
+    selected = x[x > 2]
+    return selected.sum(), len(selected)
 
 
 def catches(x):
@@ -48,11 +48,11 @@ def asserts(x):
 
 
 def collects(x):
-    found = {"halves": [x], "count": 0}
-    while found["halves"][-1].norm() > 1 and found["count"] < 5:
-        found["halves"].append(found["halves"][-1] / 2)
-        found["count"] += 1
-    return found, (x, [x + 1])
+    state = {"halves": [x], "count": 0}
+    while state["halves"][-1].norm() > 1 and state["count"] < 5:
+        state["halves"].append(state["halves"][-1] / 2)
+        state["count"] += 1
+    return state, (x, [x + 1])
 
 
 def draws(x):

@@ -28,9 +28,9 @@ def case(make: Callable[[], Any]) -> Callable[[], Any]:
     """Enter a case; what it returns may be a model alone, then with `points()` as its batch."""
 
     def whole() -> Case:
-        made = make()
-        made = made if isinstance(made, tuple) else (made, points(), None)
-        return made if len(made) == 3 else (*made, None)
+        parts = make()
+        parts = parts if isinstance(parts, tuple) else (parts, points(), None)
+        return parts if len(parts) == 3 else (*parts, None)
 
     CASES[make.__name__] = whole
     return make
@@ -71,7 +71,7 @@ def after_steps(make: Callable[[], Case], steps: int = 3, microbatches: int = 1)
     """Losses, gradients of the last step, parameters and buffers that plain PyTorch has after some steps."""
     model, batch, loss = make()
     optimizer = optimizer_for(model)
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for i in range(steps):
         optimizer.zero_grad()
         total = torch.zeros(())
@@ -86,10 +86,10 @@ def after_steps(make: Callable[[], Case], steps: int = 3, microbatches: int = 1)
             (value / microbatches).backward()
             total = total + value.detach() / microbatches
         optimizer.step()
-        found[f"loss {i}"] = total
-    found |= {f"param:{n}": p.detach().clone() for n, p in model.named_parameters()}
-    found |= {f"buffer:{n}": b.clone() for n, b in model.named_buffers()}
-    return found
+        state[f"loss {i}"] = total
+    state |= {f"param:{n}": p.detach().clone() for n, p in model.named_parameters()}
+    state |= {f"buffer:{n}": b.clone() for n, b in model.named_buffers()}
+    return state
 
 
 # -- weights reached in odd ways, recomputation, hooks ---------------------------------------------------------------
@@ -187,7 +187,7 @@ def weights_in_a_tuple_and_an_object():
         def __init__(self, w):
             self.w = w
 
-    class Held(Net):
+    class WithState(Net):
         def __init__(self):
             super().__init__()
             self.holder, self.pair = Holder(self.up.weight), (self.down.weight, 1)
@@ -195,7 +195,7 @@ def weights_in_a_tuple_and_an_object():
         def between(self, x):
             return x @ self.holder.w + self.pair[0].mean()
 
-    return Held()
+    return WithState()
 
 
 @case
@@ -854,8 +854,8 @@ def complex_parameters():
         def between(self, x):
             x = x.unsqueeze(-1) * torch.linspace(0, 1, 6)  # (rows, width, length)
             kernel = (self.c.unsqueeze(-1) * torch.exp(self.a.unsqueeze(-1) * torch.arange(6))).sum(1).real
-            made = torch.fft.irfft(torch.fft.rfft(x, n=12) * torch.fft.rfft(kernel, n=12), n=12)[..., :6]
-            return torch.tanh(made).mean(-1)
+            filtered = torch.fft.irfft(torch.fft.rfft(x, n=12) * torch.fft.rfft(kernel, n=12), n=12)[..., :6]
+            return torch.tanh(filtered).mean(-1)
 
     return S4D()
 
@@ -864,8 +864,8 @@ def complex_parameters():
 def tensor_of_tensors():
     class M(Net):
         def forward(self, x, y, grid):
-            made = torch.tensor([[grid[0], grid[1]], [1, grid.prod()]])
-            return super().forward(x * made[:, 1].float().mean(), y)
+            matrix = torch.tensor([[grid[0], grid[1]], [1, grid.prod()]])
+            return super().forward(x * matrix[:, 1].float().mean(), y)
 
     return M(), {**points(), "grid": torch.tensor([2, 3])}
 
@@ -878,7 +878,7 @@ def caches_filled_in_the_first_call():
     """Masks and position tables kept in an attribute, a container, a class, a global variable, and caches."""
 
     class M(Net):
-        kept: ClassVar[dict[int, Tensor]] = {}
+        cache: ClassVar[dict[int, Tensor]] = {}
         calls = 0
 
         def __init__(self):
@@ -897,14 +897,14 @@ def caches_filled_in_the_first_call():
                 self.mask[: WIDTH // 2] = 0.5
             if "angles" not in self.angles:
                 self.angles["angles"] = (torch.linspace(0, 1, WIDTH),)
-            if WIDTH not in self.kept:
-                self.kept[WIDTH] = torch.full((WIDTH,), 0.5)
+            if WIDTH not in self.cache:
+                self.cache[WIDTH] = torch.full((WIDTH,), 0.5)
             if "bias" not in TABLE:
                 TABLE["bias"] = torch.eye(WIDTH)
             if not hasattr(self, "steps"):
                 self.steps = torch.arange(WIDTH) / WIDTH
             cosines, (ones,) = self.table(WIDTH)
-            return torch.tanh(x @ TABLE["bias"] * self.mask + self.angles["angles"][0] + self.kept[WIDTH]) + (
+            return torch.tanh(x @ TABLE["bias"] * self.mask + self.angles["angles"][0] + self.cache[WIDTH]) + (
                 cosines + ones + self.steps
             )
 
@@ -921,8 +921,8 @@ def packed_sequences_of_a_recurrent_network():
 
         def forward(self, x, lengths, y):
             packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            made, lengths = nn.utils.rnn.pad_packed_sequence(self.cell(packed)[0], batch_first=True)
-            return super().forward(made.sum(1) / lengths[:, None], y)
+            outputs, lengths = nn.utils.rnn.pad_packed_sequence(self.cell(packed)[0], batch_first=True)
+            return super().forward(outputs.sum(1) / lengths[:, None], y)
 
     lengths = torch.tensor([2, 3, 1] * (ROWS // 3))
     return Packed(), {"x": numbers(ROWS, 3, 2), "lengths": lengths, "y": labels()}

@@ -40,9 +40,9 @@ def sources(family: str) -> list[dict[str, Any]]:
     """Prompts and inputs of some requests."""
     draw = torch.Generator().manual_seed(0)
     if family == "Whisper":
-        found = [torch.randn(1, 16, 120, generator=draw) for _ in range(3)]
+        features = [torch.randn(1, 16, 120, generator=draw) for _ in range(3)]
         begun = [], [1, 7, 9], [1]
-        return [{"prompt": p, "inputs": {"input_features": x}} for x, p in zip(found, begun, strict=True)]
+        return [{"prompt": p, "inputs": {"input_features": x}} for x, p in zip(features, begun, strict=True)]
     return [{"prompt": torch.randint(3, 250, (n,), generator=draw).tolist()} for n in (5, 37, 21)]
 
 
@@ -51,8 +51,8 @@ def expected(model: Any, source: dict[str, Any], count: int) -> list[int]:
     options: dict[str, Any] = dict(do_sample=False, max_new_tokens=count, eos_token_id=None)
     if "inputs" in source:
         begun = torch.tensor([source["prompt"] or [1]])
-        made = t.GenerationMixin.generate(model, **source["inputs"], decoder_input_ids=begun, **options)
-        return made[0, begun.shape[1] :].tolist()
+        generated = t.GenerationMixin.generate(model, **source["inputs"], decoder_input_ids=begun, **options)
+        return generated[0, begun.shape[1] :].tolist()
     return model.generate(torch.tensor([source["prompt"]]), **options)[0, 1:].tolist()
 
 

@@ -44,7 +44,7 @@ sys.exit(cli.main(["train", *sys.argv[1:]]))
 
 def ranks(job: subprocess.Popen) -> dict[int, int]:
     """Process ids of a job's ranks."""
-    found = {}
+    pids = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
@@ -52,8 +52,8 @@ def ranks(job: subprocess.Popen) -> dict[int, int]:
         except OSError:
             continue
         numbers = [int(v.partition(b"=")[2]) for v in variables if v.startswith(b"RANK=")]
-        found |= {rank: int(folder.name) for rank in numbers}
-    return found
+        pids |= {rank: int(folder.name) for rank in numbers}
+    return pids
 
 
 class Machines:
@@ -88,8 +88,8 @@ class Machines:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TUTTI_PLANS": "off"}
         environment["TUTTI_MEMORY"] = str(self.memory(number))
         with open(self.out.with_name(f"machine-{number}.log"), "w") as log:
-            made = subprocess.Popen(self.line, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        self.machines.append(made)
+            machine = subprocess.Popen(self.line, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        self.machines.append(machine)
         if number == 0:
             self.wait_for(self.listens, "the first machine listens")
 

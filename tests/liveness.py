@@ -17,24 +17,24 @@ class Live(TorchDispatchMode):
     now, most: bytes. What operators allocate for themselves is not seen.
     """
 
-    def __init__(self, held: Iterable[torch.Tensor] = ()):
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()):
         super().__init__()
-        self.known: dict[int, int] = {}
+        self.storages: dict[int, int] = {}
         self.now = self.most = 0
-        for x in held:
+        for x in tensors:
             self.see(x)
 
     def see(self, x: torch.Tensor) -> None:
         storage = x.untyped_storage()
         key = id(storage)
-        if key not in self.known:
-            self.known[key] = storage.nbytes()
+        if key not in self.storages:
+            self.storages[key] = storage.nbytes()
             self.now += storage.nbytes()
             self.most = max(self.most, self.now)
             weakref.finalize(storage, self.forget, key).atexit = False
 
     def forget(self, key: int) -> None:
-        self.now -= self.known.pop(key, 0)
+        self.now -= self.storages.pop(key, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -47,17 +47,17 @@ class Live(TorchDispatchMode):
 def most_of_step(step: Any, batch: Any) -> int:
     """The most bytes that one more run of a step holds at once, on all ranks of this process; what it looks at of the
     user's batch counts as memory of its own."""
-    run, found = step.runtime.run, []
+    run, peaks = step.runtime.run, []
 
     def measured(runs, inputs):
         own = [[x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in row] for row in inputs]
         result, most = most_alive(run, runs, own)
-        found.append(most)
+        peaks.append(most)
         return result
 
     step.runtime.run = measured
     step(batch)
-    return found[0]
+    return peaks[0]
 
 
 def most_alive(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:

@@ -51,7 +51,7 @@ def captured(make, plan="single", data=None, **options):
     return step, step.state_dict()
 
 
-def assert_equal(found, wanted, tolerance=1e-5):
+def assert_equal(actual, wanted, tolerance=1e-5):
     for name, exact in wanted.items():
-        error = ((found[name] - exact).norm() / exact.norm()).item()
+        error = ((actual[name] - exact).norm() / exact.norm()).item()
         assert error <= tolerance, f"{name}: relative error {error:.1e}"

@@ -56,5 +56,5 @@ def write(
             lines[rank].append({"step": step, "begin": zero, "end": marks[-1] + 10**6, "waits": [],
                                 "runs": [["train", marks]], "links": heard})  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    for rank, told in enumerate(lines):
-        (folder / f"rank-{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    for rank, entries in enumerate(lines):
+        (folder / f"rank-{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in entries))

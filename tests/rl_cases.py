@@ -70,8 +70,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @lru_cache
 def data(env):
-    made = algorithm("SAC" if env == "Pendulum-v1" else "PPO")(env, level="eager")
-    return tuple(episodes(made, 3, "random"))
+    agent = algorithm("SAC" if env == "Pendulum-v1" else "PPO")(env, level="eager")
+    return tuple(episodes(agent, 3, "random"))
 
 
 def expert(seen):
@@ -86,18 +86,18 @@ def stepped(env: Env, state: State, action: Tensor, key: Tensor) -> tuple[State,
     return state, obs, reward, terminated, truncated, last
 
 
-def given(name: str) -> dict[str, Any]:
+def with_expert(name: str) -> dict[str, Any]:
     """What an algorithm learns from besides its environment."""
     named = algorithm(name).__init__.__annotations__
-    found: dict[str, Any] = {"data": data(CASES[name][0])} if "data" in named else {}
-    return found | ({"expert": expert} if "expert" in named else {})
+    arguments: dict[str, Any] = {"data": data(CASES[name][0])} if "data" in named else {}
+    return arguments | ({"expert": expert} if "expert" in named else {})
 
 
 def steps(name: str) -> int:
     """For some iterations with updates; those of offline algorithms are updates."""
-    return 12 if "data" in given(name) and name != "GAIL" else 160
+    return 12 if "data" in with_expert(name) and name != "GAIL" else 160
 
 
-def made(name: str, env: str = "", **options: Any) -> Agent:
+def agent_of(name: str, env: str = "", **options: Any) -> Agent:
     own = CASES[name][1]
-    return algorithm(name)(env or CASES[name][0], level="eager", **{**own, **options}, **given(name))
+    return algorithm(name)(env or CASES[name][0], level="eager", **{**own, **options}, **with_expert(name))

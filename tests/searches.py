@@ -30,19 +30,19 @@ def wide(batch: int = 16, layers: int = 2, length: int = 1024, **options) -> Ste
 
 def alone(name: str) -> tutti.Cluster:
     """Devices that stand still while they communicate, with nothing outside of their memory: as the costs know them."""
-    known = tutti.Cluster.parse(name)
+    cluster = tutti.Cluster.parse(name)
     beside = Outer(0, 1, 1, "nothing lies outside of it")
-    return tutti.Cluster(replace(known.device, overlaps=False, beside=beside), known.levels)
+    return tutti.Cluster(replace(cluster.device, overlaps=False, beside=beside), cluster.levels)
 
 
 def search(graph: StepGraph, cluster: tutti.Cluster | str, **options) -> Search:
-    known = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    parsed = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     batch = next((graph.spec(f"batch:{name}").shape[0] for name in graph.names("batch")), 1)
-    return Search(lambda count, variant: vary(graph, variant), batch, known, Simulator("O0"), **options)
+    return Search(lambda count, variant: vary(graph, variant), batch, parsed, Simulator("O0"), **options)
 
 
 def predicted(graph: StepGraph, cluster: tutti.Cluster | str, name: str, accumulate: int = 1) -> Plan:
     """A textbook plan with its prediction."""
-    known = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    plan = Planner(graph, known, accumulate=accumulate).named(name)
-    return plan.replace(prediction=Simulator("O0")(graph, plan, known))
+    parsed = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    plan = Planner(graph, parsed, accumulate=accumulate).named(name)
+    return plan.replace(prediction=Simulator("O0")(graph, plan, parsed))

@@ -152,9 +152,9 @@ class SlurmCluster:
 
     def _start(self, *command: str) -> None:
         log = open(self.folder / f"{command[0]}-{len(self.daemons)}.out", "w")  # noqa: SIM115
-        made = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+        daemon = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
         log.close()
-        self.daemons.append(made)
+        self.daemons.append(daemon)
 
     def _until(self, true, what: str) -> None:
         end = time.monotonic() + PATIENCE

@@ -39,7 +39,7 @@ def leaves(tree, keys: list[str]) -> list[float]:
 
 
 def value(tree: dict, text: str) -> float:
-    """Of an expression of docs/proofs/figures.toml."""
+    """The value of an expression of docs/proofs/figures.toml."""
     if " over " in text:
         above, below = text.split(" over ")
         return value(tree, above) / value(tree, below)
@@ -54,8 +54,8 @@ def value(tree: dict, text: str) -> float:
     word, _, path = text.partition(" ")
     reduce = {"max": max, "min": min, "median": statistics.median}.get(word)
     if reduce is None:
-        (found,) = leaves(tree, text.split("|"))
-        return found
+        (leaf,) = leaves(tree, text.split("|"))
+        return leaf
     return reduce(leaves(tree, path.split("|")))
 
 

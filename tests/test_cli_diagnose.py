@@ -27,8 +27,8 @@ def test_what_is_slow_is_said_in_words(recorded, capsys):
     assert "data takes 33% of rank 1's time, beside its steps" in out
     assert "rank 1 waits 50 ms a step for batches, 33.3% of its time" in out
     main(["diagnose", str(recorded), "--numbers", str(recorded / "n.json")])
-    told = json.loads((recorded / "n.json").read_text())["data"]
-    assert told == {"rank": 1, "seconds": pytest.approx(0.05), "share": pytest.approx(1 / 3)}
+    numbers = json.loads((recorded / "n.json").read_text())["data"]
+    assert numbers == {"rank": 1, "seconds": pytest.approx(0.05), "share": pytest.approx(1 / 3)}
 
 
 def test_communication_that_takes_longer_than_predicted(tmp_path, capsys):

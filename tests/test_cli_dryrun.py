@@ -40,24 +40,27 @@ def plan(graph, tmp_path_factory):
 
 
 def test_prints_what_the_simulation_found_and_writes_both_files(model, graph, plan, tmp_path, capsys):
-    trace, picture, held = tmp_path / "trace.json", tmp_path / "step.svg", tmp_path / "memory.svg"
-    files = ("--timeline", trace, "--gantt", picture, "--memory", held)
+    trace, picture, memory = tmp_path / "trace.json", tmp_path / "step.svg", tmp_path / "memory.svg"
+    files = ("--timeline", trace, "--gantt", picture, "--memory", memory)
     code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *files)
     assert code == 0, err
-    made = dry_run(graph, tutti.Plan.load(plan), Cluster.parse("h100:4"), "O2")
-    exposed = sum(row[3] for row in made.communication().values())
+    prediction = dry_run(graph, tutti.Plan.load(plan), Cluster.parse("h100:4"), "O2")
+    exposed = sum(row[3] for row in prediction.communication().values())
     assert out.startswith("plan dp2xtp2 at O2 on h100:4: dp 2 x tp 2\n")
-    off = spread(DENSE, made.cluster)
-    assert f"{seconds(made.seconds)}{off}: {seconds(made.compute)} computing, {seconds(exposed)} waiting" in out
-    assert f"{100 * made.fraction_of_peak:.1f} %" in out
-    assert f"{size(made.memory.peak)}{spread(MEMORY, made.cluster)} per device at the peak\n" in out
-    for (kind, axis), (count, sent, *_) in made.communication().items():
+    off = spread(DENSE, prediction.cluster)
+    assert (
+        f"{seconds(prediction.seconds)}{off}: {seconds(prediction.compute)} computing, {seconds(exposed)} waiting"
+        in out
+    )
+    assert f"{100 * prediction.fraction_of_peak:.1f} %" in out
+    assert f"{size(prediction.memory.peak)}{spread(MEMORY, prediction.cluster)} per device at the peak\n" in out
+    for (kind, axis), (count, sent, *_) in prediction.communication().items():
         row = next(line for line in out.splitlines() if f"{kind} over {axis}" in line)
         assert row.split()[3] == str(count) and size(sent) in row
-    assert made.slowest()[0][0] in out and made.memory.alive[0].label in out
-    assert out.splitlines()[-3:] == [f"saved {trace}", f"saved {picture}", f"saved {held}"]
+    assert prediction.slowest()[0][0] in out and prediction.memory.alive[0].label in out
+    assert out.splitlines()[-3:] == [f"saved {trace}", f"saved {picture}", f"saved {memory}"]
     assert len(json.loads(trace.read_text())["traceEvents"]) > 100
-    assert "<svg" in picture.read_text() and "optimizer state" in held.read_text()
+    assert "<svg" in picture.read_text() and "optimizer state" in memory.read_text()
 
 
 def test_level_overlap_and_another_cluster(model, plan, capsys):
@@ -80,11 +83,13 @@ def test_what_a_restart_reads(model, graph, plan, tmp_path, capsys):
     options = ("--restart", "--before", before, "--storage.process", "1e3")
     code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *options)
     assert code == 0, err
-    made = restart(graph, tutti.Plan.load(plan), 4, tutti.Plan.load(before), Storage(process=1e3))
-    assert f"restart    {size(made.state)} of state, on 1 machines\n" in out
+    prediction = restart(graph, tutti.Plan.load(plan), 4, tutti.Plan.load(before), Storage(process=1e3))
+    assert f"restart    {size(prediction.state)} of state, on 1 machines\n" in out
     row = next(line for line in out.splitlines() if "per device" in line)
-    assert row.split()[2:] == [*size(made.devices[0]).split()] * 3
-    assert f"{seconds(max(made.devices) / 1e3)} to read" in out and f"each byte {made.times:.2f} times" in out
+    assert row.split()[2:] == [*size(prediction.devices[0]).split()] * 3
+    assert (
+        f"{seconds(max(prediction.devices) / 1e3)} to read" in out and f"each byte {prediction.times:.2f} times" in out
+    )
 
 
 def test_a_plan_for_another_batch_is_told(model, plan, capsys):
@@ -93,7 +98,7 @@ def test_a_plan_for_another_batch_is_told(model, plan, capsys):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (["--cluster", "h100:8"], "the plan is for 4 devices, h100:8 has 8"),
         (["--level", "O3"], "unknown level 'O3'; expected one of O0, O1, O2"),
@@ -103,9 +108,9 @@ def test_a_plan_for_another_batch_is_told(model, plan, capsys):
         (["--dtype", "float16"], "unknown dtype 'float16'; expected one of float32, bfloat16"),
     ],
 )
-def test_errors_are_one_line(model, plan, capsys, more, told):
+def test_errors_are_one_line(model, plan, capsys, more, message):
     code, _, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *more)
-    assert code == 2 and told in err and len(err.splitlines()) == 1
+    assert code == 2 and message in err and len(err.splitlines()) == 1
 
 
 def test_a_file_that_is_no_plan(model, tmp_path, capsys):

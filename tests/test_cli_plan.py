@@ -216,11 +216,11 @@ def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model,
     from tutti.sim.planning import Simulator
 
     captured = Captured(Workload(str(model), batch=8, seq=32), lambda text: None)
-    found: list = []
-    search = Search(captured.graph, 8, Cluster.parse("h100:4"), Simulator("O0"), better=found.append, error=0.08)
+    better: list = []
+    search = Search(captured.graph, 8, Cluster.parse("h100:4"), Simulator("O0"), better=better.append, error=0.08)
     plans = [search.judgement(search.planner(1).named(name)) for name in ("dp4", "dp2xtp2xzero3xfp32sums")]
     work = captured.facts.work
-    assert work == StepWork(256, "tokens") and found[0].name == "dp4"
+    assert work == StepWork(256, "tokens") and better[0].name == "dp4"
     for width, titles in ((200, "microbatches"), (100, "memory"), (60, "fits"), (30, "plan")):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(ranking(search, plans, work, console), crop=False)

@@ -51,8 +51,8 @@ def test_the_table(capsys):
 
 
 def test_operators_are_named_in_several_ways(capsys):
-    for given in ("relu", "aten.relu"):
-        code, out, _ = run(capsys, given)
+    for spelling in ("relu", "aten.relu"):
+        code, out, _ = run(capsys, spelling)
         assert code == 0 and table(out) == {"aten.relu": ["a b -> a b, elementwise by torch's tag"]}
     assert re.search(r"\d+ more operator names contain 'relu'", run(capsys, "relu")[1])
     assert set(table(run(capsys, "mm", "bmm")[1])) == {"aten.mm", "aten.bmm"}

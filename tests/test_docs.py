@@ -40,16 +40,16 @@ def name_of(path: Path) -> str:
 def blocks(path: Path, language: str) -> list[str]:
     """The blocks of a language, each behind as many empty lines as stand before it in the page."""
     text = path.read_text()
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
+    matches = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in matches]
 
 
 def module(path: Path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 GENERATE = module(DOCS / "generate.py")
@@ -59,10 +59,10 @@ api = GENERATE.api
 @pytest.fixture
 def tables():
     """What pages register is forgotten after each of them."""
-    known: list[dict] = [TABLE, REGISTERED, PRESETS, RULES, LOCAL, SENDS, CONTIGUOUS]
-    before, patterns = [dict(table) for table in known], list(PATTERNS)
+    registries: list[dict] = [TABLE, REGISTERED, PRESETS, RULES, LOCAL, SENDS, CONTIGUOUS]
+    before, patterns = [dict(table) for table in registries], list(PATTERNS)
     yield
-    for table, old in zip(known, before, strict=True):
+    for table, old in zip(registries, before, strict=True):
         table.clear()
         table.update(old)
     PATTERNS[:] = patterns
@@ -114,9 +114,9 @@ def test_commands_exist(page):
     for verb, *rest in [*commands(page), *launched]:
         assert verb in cli.VERBS or verb == "--help", f"{name_of(page)}: tutti {verb}"
         if verb in cli.VERBS:
-            known = set(re.findall(r"(?<![\w-])(--?[\w.-]+)", help_of(verb)))
+            options = set(re.findall(r"(?<![\w-])(--?[\w.-]+)", help_of(verb)))
             used = [word.partition("=")[0] for word in _own(verb, rest) if re.match(r"-{1,2}[a-zA-Z]", word)]
-            assert not set(used) - known, f"{name_of(page)}: tutti {verb}: {set(used) - known}"
+            assert not set(used) - options, f"{name_of(page)}: tutti {verb}: {set(used) - options}"
 
 
 def _own(verb: str, words: list[str]) -> list[str]:
@@ -155,8 +155,8 @@ def test_generated_pages_are_those_that_there_are():
 
 @pytest.mark.parametrize("name", GENERATE.PAGES)
 def test_generated_pages_are_current(name):
-    made = GENERATE.PAGES[name]()
-    assert (DOCS / name).read_text() == made, f"docs/{name} is out of date: run python docs/generate.py"
+    text = GENERATE.PAGES[name]()
+    assert (DOCS / name).read_text() == text, f"docs/{name} is out of date: run python docs/generate.py"
 
 
 def test_lists_of_results_are_no_products():
@@ -275,8 +275,8 @@ def test_options_that_the_pages_of_migration_name_are_ours():
 
     makers: list[Any] = [tutti.parallelize, tutti.Step.state_dict, TrainingArguments, adapt.make, PPO, PPO.learn,
                          EvalCallback, CheckpointCallback, Engine, Request, Sampling]  # fmt: skip
-    known = {name for maker in makers for name in inspect.signature(maker).parameters}
-    known |= {field.name for kind in (PPO, SAC) for field in dataclasses.fields(kind.Config)} | {"policy_kwargs"}
+    parameters = {name for maker in makers for name in inspect.signature(maker).parameters}
+    parameters |= {field.name for kind in (PPO, SAC) for field in dataclasses.fields(kind.Config)} | {"policy_kwargs"}
     options = set(re.findall(r"(?<![\w-])--([\w-]+)", cli.HELP.read_text()))
     for page in sorted((DOCS / "migration").glob("*.md")):
         tables = page.read_text().split("## What is refused")[0]
@@ -285,7 +285,7 @@ def test_options_that_the_pages_of_migration_name_are_ours():
             if len(cells) < 2 or not line.startswith("| "):
                 continue
             used = set(re.findall(r"(?<=[`(, ])([a-z]\w*)=(?!=)", re.sub(r"--\S+ \S+", "", cells[1])))
-            assert used <= known, f"{name_of(page)}: {used - known} in {cells[1]}"
+            assert used <= parameters, f"{name_of(page)}: {used - parameters} in {cells[1]}"
             flags = set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", cells[1]))
             assert flags <= options, f"{name_of(page)}: {flags - options} in {cells[1]}"
 

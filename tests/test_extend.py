@@ -68,8 +68,8 @@ def test_a_schedule_gives_the_numbers_of_plain_pytorch(schedules, chunks, split)
     def one_at_a_time(devices, microbatches):
         return backwards_first(devices, microbatches, "FBW" if split else "FB", chunks)
 
-    step, found, expected = losses_of(deep(), "pp2-one-at-a-time", 2, accumulate=4)
-    assert found == pytest.approx(expected, rel=1e-5)
+    step, losses, expected = losses_of(deep(), "pp2-one-at-a-time", 2, accumulate=4)
+    assert losses == pytest.approx(expected, rel=1e-5)
     assert step.plan.schedule == "one-at-a-time" and "pp2-one-at-a-time" in repr(step)
     assert tutti.Plan.from_json(step.plan.to_json()) == step.plan
 
@@ -83,8 +83,8 @@ def test_a_schedule_with_a_place_of_its_own(schedules):
             for d in range(devices)
         ]
 
-    _, found, expected = losses_of(deep(), "pp2-folded", 2, accumulate=2)
-    assert found == pytest.approx(expected, rel=1e-5)
+    _, losses, expected = losses_of(deep(), "pp2-folded", 2, accumulate=2)
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_a_pattern_is_replaced_and_gives_the_numbers_of_plain_pytorch(patterns):
     tutti.register_pattern(pattern())
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 12), Squared(), nn.Linear(12, 6))
-    step, found, expected = losses_of(model, "dp2xtp2", 4)
-    assert found == pytest.approx(expected, rel=1e-5) and step.graph.matches == {"squared ReLU": 1}
+    step, losses, expected = losses_of(model, "dp2xtp2", 4)
+    assert losses == pytest.approx(expected, rel=1e-5) and step.graph.matches == {"squared ReLU": 1}
     targets = [str(node.target) for node in step.graph.calls]
     assert "tutti_tests.relu2.default" in targets and "aten.relu.default" not in targets
 

@@ -107,11 +107,13 @@ def _documented(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield text, getattr(node, "lineno", 1)
 
 
-@pytest.mark.parametrize("package", ORDER)
-def test_names_say_what_they_hold(package):
+@pytest.mark.parametrize(
+    "folder", [*(f"src/tutti/{package}" for package in ORDER), "tests", "benchmarks", "docs", "tools"]
+)
+def test_names_say_what_they_hold(folder):
     wrong = []
-    for path in sorted((SOURCE / package).rglob("*.py")):
-        tree, file = ast.parse(path.read_text()), path.relative_to(SOURCE)
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        tree, file = ast.parse(path.read_text()), path.relative_to(ROOT)
         wrong += [f"{file}:{line} {name}" for name, line in _bound(tree) if name.strip("_").lower() in RETIRED]
         wrong += [f"{file}:{line} {text[:40]!r}" for text, line in _documented(tree) if text.startswith("Of ")]
     assert not wrong, f"retired names, and docstrings that begin with 'Of': {wrong[:20]}"

@@ -44,12 +44,12 @@ def call(a: float, b: float) -> float:
 
 
 @pytest.fixture(scope="module")
-def found():
-    return mutants.Finder("src/tutti/a/b.py", SOURCE).found
+def edits():
+    return mutants.Finder("src/tutti/a/b.py", SOURCE).mutants
 
 
-def test_every_kind_is_found_once_where_it_is(found):
-    changes = {(m.line, m.kind, SOURCE[m.start : m.end], m.text) for m in found}
+def test_every_kind_is_found_once_where_it_is(edits):
+    changes = {(m.line, m.kind, SOURCE[m.start : m.end], m.text) for m in edits}
     for expected in [
         (6, "comparison", "first < last", "(first <= last)"),
         (6, "and/or", "first < last and not last == 1", "(first < last or not last == 1)"),
@@ -63,14 +63,14 @@ def test_every_kind_is_found_once_where_it_is(found):
         (30, "operator", "between(a, b) - between(b, b)", "(between(a, b) + between(b, b))"),
     ]:
         assert expected in changes
-    assert len(changes) == len(found)
+    assert len(changes) == len(edits)
 
 
-def test_what_only_people_read_is_left_alone(found):
+def test_what_only_people_read_is_left_alone(edits):
     left = {1, 5, 7, 18, 29}  # docstrings, messages, __repr__, warnings
     chosen = {4, 15, 21, 25}  # defaults, fields, tables, pictures
-    assert not (left | chosen) & {m.line for m in found}
-    assert all(ast.parse(m.applied(SOURCE)) for m in found)
+    assert not (left | chosen) & {m.line for m in edits}
+    assert all(ast.parse(m.applied(SOURCE)) for m in edits)
 
 
 def test_the_same_seed_gives_the_same_mutants_that_change_the_code():

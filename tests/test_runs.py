@@ -29,18 +29,18 @@ def runs(monkeypatch):
 def quick(runs, name, folder):
     """The results of a quick run, which the second call does not measure again, beside the folder of a whole run."""
     main, own = runs(name).main, folder.with_name(f"{folder.name}-quick")
-    found = main(["--quick", "--out", str(folder)])
+    results = main(["--quick", "--out", str(folder)])
     again = main(["--quick", "--out", str(folder)])
-    assert json.dumps(again) == json.dumps(found) == json.dumps(json.loads((own / "results.json").read_text()))
+    assert json.dumps(again) == json.dumps(results) == json.dumps(json.loads((own / "results.json").read_text()))
     assert list(folder.iterdir()) == [] and (own / "picture.png").read_bytes().startswith(b"\x89PNG")
-    return found
+    return results
 
 
 def test_code_model(runs, tmp_path):
-    found = quick(runs, "code_model", tmp_path)
-    assert found["functions"] == found["functions"] | {"held out": 2}
-    assert all(0 <= x <= 1 for values in found["pass"].values() for x in values.values())
-    assert [step for step, _ in found["library"]["loss"]] == [1, 2, 3, 4]
+    results = quick(runs, "code_model", tmp_path)
+    assert results["functions"] == results["functions"] | {"held out": 2}
+    assert all(0 <= x <= 1 for values in results["pass"].values() for x in values.values())
+    assert [step for step, _ in results["library"]["loss"]] == [1, 2, 3, 4]
 
 
 @pytest.mark.starts
@@ -48,8 +48,8 @@ def test_md_schnet(runs, tmp_path):
     """A quick training, and a short simulation with the network as the config says it."""
     from tutti.science.mol.config import MDConfig
 
-    found = runs("md_schnet").main(["--quick", "--out", str(tmp_path / "md_schnet")])
-    assert found.errors.force_rmse > 0
+    results = runs("md_schnet").main(["--quick", "--out", str(tmp_path / "md_schnet")])
+    assert results.errors.force_rmse > 0
     config = MDConfig.load(ROOT / "runs" / "md_schnet.toml")
     system, potential = replace(config, forces=replace(config.forces, network="md_schnet-quick")).build(tmp_path)
     simulation = config.simulation(system, potential).thermalize(100.0)
@@ -72,9 +72,9 @@ def test_verdicts_are_the_same_on_two_virtual_devices(runs):
     tokenizer = train_wordpiece([row["source"] for row in rows], 100)
     torch.manual_seed(0)
     model = PanGuBetaForConditionalGeneration(module.make_config(tokenizer, True))
-    found = module.inference(model, tokenizer, rows)
+    results = module.inference(model, tokenizer, rows)
     for plan in ("dp2", "tp2"):
-        assert found[plan]["same tokens"] and found[plan]["largest difference of logits"] < 1e-5
+        assert results[plan]["same tokens"] and results[plan]["largest difference of logits"] < 1e-5
     batch = module.Pairs(tokenizer)(rows)
     assert batch["input_ids"].shape == (4, module.LENGTH) and batch["labels"].shape == (4, 8)
     assert (batch["labels"] == tokenizer.sep_token_id).sum() == 4
@@ -82,17 +82,18 @@ def test_verdicts_are_the_same_on_two_virtual_devices(runs):
 
 @pytest.mark.slow
 def test_pangu_beta(runs, tmp_path):
-    found = quick(runs, "pangu_beta", tmp_path)
+    results = quick(runs, "pangu_beta", tmp_path)
     for plan in ("dp2", "tp2"):
         assert (
-            found["inference"][plan]["same tokens"] and found["inference"][plan]["largest difference of logits"] < 1e-5
+            results["inference"][plan]["same tokens"]
+            and results["inference"][plan]["largest difference of logits"] < 1e-5
         )
-    assert set(found["multi-task"]) == {"together", "together, then alone", "alone"}
-    assert len(found["few-shot"]["PET"]) == len(found["few-shot"]["new head"]) == 1
+    assert set(results["multi-task"]) == {"together", "together, then alone", "alone"}
+    assert len(results["few-shot"]["PET"]) == len(results["few-shot"]["new head"]) == 1
 
 
 @pytest.mark.starts
 def test_filter_surrogate(runs, tmp_path):
-    found = quick(runs, "filter_surrogate", tmp_path)
-    assert found["learned"]["solver runs"] == 30 and [n for n, _ in found["learned"]["bounds"]] == [24, 30]
-    assert found["best filter"]["error"] > 0 and -1 <= found["best filter"]["merit"][1] <= 1
+    results = quick(runs, "filter_surrogate", tmp_path)
+    assert results["learned"]["solver runs"] == 30 and [n for n, _ in results["learned"]["bounds"]] == [24, 30]
+    assert results["best filter"]["error"] > 0 and -1 <= results["best filter"]["merit"][1] <= 1

@@ -9,16 +9,16 @@ import transformers
 def bert(kind, tokenizer, **options):
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    given = {**sizes, "intermediate_size": 64, "max_position_embeddings": 32, "pad_token_id": tokenizer.pad_token_id}
-    return kind(transformers.BertConfig(**(given | options)))
+    defaults = {**sizes, "intermediate_size": 64, "max_position_embeddings": 32, "pad_token_id": tokenizer.pad_token_id}
+    return kind(transformers.BertConfig(**(defaults | options)))
 
 
 def llama(tokenizer, **options):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    given = {**sizes, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "pad_token_id": None}
+    defaults = {**sizes, "vocab_size": len(tokenizer), "max_position_embeddings": 64, "pad_token_id": None}
     tokens = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(given | tokens | options)))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(defaults | tokens | options)))
 
 
 def t5(tokenizer, **options):

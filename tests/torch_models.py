@@ -253,8 +253,8 @@ class GAN(nn.Module):
 def gan() -> Case:
     def loss(model: nn.Module, b: dict[str, Tensor]) -> Tensor:
         fake = model.generator(b["z"])
-        real, made = model.discriminator(b["image"]), model.discriminator(fake.detach())
-        critic = F.softplus(-real).mean() + F.softplus(made).mean()
+        real, synthetic = model.discriminator(b["image"]), model.discriminator(fake.detach())
+        critic = F.softplus(-real).mean() + F.softplus(synthetic).mean()
         frozen = {k: p.detach() for k, p in model.discriminator.named_parameters()}
         return critic + F.softplus(-functional_call(model.discriminator, frozen, (fake,))).mean()
 
@@ -271,9 +271,9 @@ class VAE(nn.Module):
 
     def forward(self, image: Tensor, noise: Tensor) -> Tensor:
         mean, logvar = self.moments(F.relu(self.encoder(image))).chunk(2, -1)
-        made = self.decoder(mean + (0.5 * logvar).exp() * noise)
+        decoded = self.decoder(mean + (0.5 * logvar).exp() * noise)
         kl = -0.5 * (1 + logvar - mean.pow(2) - logvar.exp()).sum(-1)
-        return F.binary_cross_entropy_with_logits(made, image, reduction="none").sum(-1).add(kl).mean()
+        return F.binary_cross_entropy_with_logits(decoded, image, reduction="none").sum(-1).add(kl).mean()
 
 
 def vae() -> Case:
@@ -409,13 +409,13 @@ class ConvLSTM(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         """(batch, time, channels, height, width) -> the same, one later"""
         h = c = frames.new_zeros(len(frames), self.width, *frames.shape[3:])
-        made = []
+        outputs = []
         for frame in frames.unbind(1):
             i, f, o, g = self.gates(torch.cat([frame, h], 1)).chunk(4, 1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
-            made.append(self.head(h))
-        return torch.stack(made, 1)
+            outputs.append(self.head(h))
+        return torch.stack(outputs, 1)
 
 
 def conv_lstm() -> Case:
@@ -701,8 +701,8 @@ class SchNet(nn.Module):
         basis = torch.exp(-2 * (distance[..., None] - self.centers).square())
         apart = 1 - torch.eye(kinds.shape[1])[..., None]
         x = self.embed(kinds)
-        for made, atom in zip(self.filters, self.atoms, strict=True):
-            x = x + atom((made(basis) * apart * x[:, None]).sum(2))
+        for radial, atom in zip(self.filters, self.atoms, strict=True):
+            x = x + atom((radial(basis) * apart * x[:, None]).sum(2))
         return self.head(x).sum((1, 2))
 
 

@@ -51,8 +51,8 @@ def check(python: Path, extra: str, verbs: dict[str, set[str]], cwd: Path) -> li
 
     def expect(what: str, done: subprocess.CompletedProcess[str], code: int, text: str = "") -> None:
         if done.returncode != code or text not in done.stdout + done.stderr:
-            told = (done.stdout + done.stderr).strip().splitlines()[-1:]
-            failures.append(f"[{extra}] {what}: exit code {done.returncode}, {' '.join(told)}")
+            last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+            failures.append(f"[{extra}] {what}: exit code {done.returncode}, {' '.join(last)}")
 
     expect("README", run(python, "-W", "error::SyntaxWarning", "-c", readme_example(), cwd=cwd), 0)
     for statement in NAMES[""] + NAMES.get(extra, []):
@@ -95,9 +95,9 @@ def main() -> int:
                 shutil.rmtree(folder, ignore_errors=True)
                 subprocess.run(["cp", "-al", root / "plain", folder], check=True)
                 subprocess.run([folder / "bin/python", *pip, f"{wheel}[{extra}]"], check=True)
-            found = check(folder / "bin/python", extra, verbs, root)
-            print(f"{extra or 'no extra':10s} {'ok' if not found else f'{len(found)} failures'}", flush=True)
-            failures += found
+            faults = check(folder / "bin/python", extra, verbs, root)
+            print(f"{extra or 'no extra':10s} {'ok' if not faults else f'{len(faults)} failures'}", flush=True)
+            failures += faults
     finally:
         if options.keep is None:
             shutil.rmtree(root, ignore_errors=True)

@@ -96,7 +96,7 @@ class Finder(ast.NodeVisitor):
     """All mutants of a file, without those of docstrings, annotations, messages, logging and `__repr__`."""
 
     def __init__(self, file: str, source: str) -> None:
-        self.file, self.source, self.found = file, source, list[Mutant]()
+        self.file, self.source, self.mutants = file, source, list[Mutant]()
         self.offsets = [0]
         for line in source.splitlines(keepends=True):
             self.offsets.append(self.offsets[-1] + len(line))
@@ -119,7 +119,7 @@ class Finder(ast.NodeVisitor):
         text = new if isinstance(new, str) else ast.unparse(new)
         if isinstance(node, ast.expr):
             text = f"({text})"
-        self.found.append(Mutant(self.file, node.lineno, kind, start, end, text))  # type: ignore[attr-defined]
+        self.mutants.append(Mutant(self.file, node.lineno, kind, start, end, text))  # type: ignore[attr-defined]
 
     # -- what is skipped
 
@@ -243,15 +243,16 @@ def _is_plain(value: ast.expr) -> bool:
 
 def mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
     """`count` of all mutants that parse, each file with a chance by its number of them."""
-    found = []
+    candidates = []
     for file in files:
         if CHOSEN.search(str(file)):
             continue
         source = file.read_text()
-        found += Finder(str(file.relative_to(ROOT)), source).found
-    found.sort(key=lambda mutant: sha256(f"{seed} {mutant.name}".encode()).digest())  # edits elsewhere leave the order
+        candidates += Finder(str(file.relative_to(ROOT)), source).mutants
+    # edits elsewhere leave the order
+    candidates.sort(key=lambda mutant: sha256(f"{seed} {mutant.name}".encode()).digest())
     chosen: list[Mutant] = []
-    for mutant in dict.fromkeys(found):
+    for mutant in dict.fromkeys(candidates):
         if len(chosen) == count:
             break
         source = (ROOT / mutant.file).read_text()

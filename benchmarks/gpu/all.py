@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LEAST = 0.5  # a step is begun if this share of the seconds that it is expected to take is left
 SCRATCH = Path(tempfile.gettempdir()) / f"tutti-gpu-{os.getpid()}"  # what is not kept
-KEPT = 60_000  # characters of the log of a step
+LOG_LENGTH = 60_000  # characters of the log of a step
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Results:
         with self.lock:
             self.steps[step.name] = {"part": step.part, **outcome}
             with self.log.open("a") as log:
-                log.write(f"===== {step.name}: {outcome['state']}, {outcome['seconds']:.1f} s\n{text[-KEPT:]}\n")
+                log.write(f"===== {step.name}: {outcome['state']}, {outcome['seconds']:.1f} s\n{text[-LOG_LENGTH:]}\n")
             fresh = self.json.with_suffix(".new")
             fresh.write_text(json.dumps(self.steps, indent=1) + "\n")
             fresh.replace(self.json)
@@ -194,8 +194,8 @@ def tests_in(path: Path) -> dict[str, dict[str, Any]]:
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         row: dict[str, Any] = {"outcome": "passed", "seconds": float(case.get("time", 0))}
         for kind in ("failure", "error", "skipped"):
-            if (told := case.find(kind)) is not None:
-                row |= {"outcome": kind, "message": (told.get("message") or "")[:600]}
+            if (problem := case.find(kind)) is not None:
+                row |= {"outcome": kind, "message": (problem.get("message") or "")[:600]}
         tests[f"{case.get('classname')}::{case.get('name')}"] = row
     return tests
 

@@ -57,10 +57,10 @@ def run(quick: bool) -> dict[str, Any]:
     for shape in [*sizes, (2048, 2048)]:
         for layers in (0, 10):
             name = f"{'x'.join(map(str, shape))}, {layers or 'no'} layers"
-            out["cases"][name] = found = case(shape, layers, 100)
+            out["cases"][name] = figures = case(shape, layers, 100)
             if len(shape) == 3:
-                found["fraction"] = found["Mcells_per_s"] * 1e6 * 27 * 4 / out["bytes_per_second"]
-            harness.say(f"{name}: {found}")
+                figures["fraction"] = figures["Mcells_per_s"] * 1e6 * 27 * 4 / out["bytes_per_second"]
+            harness.say(f"{name}: {figures}")
     return out
 
 

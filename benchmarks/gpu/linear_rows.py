@@ -36,7 +36,7 @@ Inputs = tuple[Tensor, list[Tensor]]
 
 
 def microseconds(call: Callable[[Tensor, list[Tensor]], Any], inputs: Sequence[Inputs]) -> float:
-    """Of a call, from a graph of calls."""
+    """Microseconds of a call, from a graph of calls."""
     rounds = max(1, 24 // len(inputs))
     for each in inputs:
         call(*each)

@@ -93,13 +93,13 @@ class Case:
             (torch.cuda.max_memory_allocated() if GPU else step.budgets[0].most),
             step.budgets[0].most,
         )
-        found = {
+        figures = {
             "layers": layers, "parameters": count, "losses": losses, "step_seconds": statistics.median(seconds[1:]),
             "peak_bytes": measured, "counted_bytes": counted, "host_bytes": step.offload_store.bytes,
         }  # fmt: skip
-        harness.say(f"{plan}, {layers} layers: {count / 1e9:.2f}B, {found['step_seconds']:.2f} s, peak "
+        harness.say(f"{plan}, {layers} layers: {count / 1e9:.2f}B, {figures['step_seconds']:.2f} s, peak "
                     f"{measured / 2**30:.2f} GiB, outside {step.offload_store.bytes / 2**30:.2f} GiB")  # fmt: skip
-        return found
+        return figures
 
     def fits(self, layers: int, plan: str) -> bool:
         return self.predict(layers, plan).prediction().peak_bytes <= bytes_of(self.budget)
@@ -113,34 +113,34 @@ class Case:
         if not low:
             return None
         predicted, at = low, low
-        found = self.train(at, plan)
-        while found is None and at > 1:
+        figures = self.train(at, plan)
+        while figures is None and at > 1:
             at -= 1
-            found = self.train(at, plan)
-        while found and predicted <= at < self.most and (more := self.train(at + 1, plan)):
-            found, at = more, at + 1
-        if found is None:
+            figures = self.train(at, plan)
+        while figures and predicted <= at < self.most and (more := self.train(at + 1, plan)):
+            figures, at = more, at + 1
+        if figures is None:
             return None
         expected = self.predict(at, plan).prediction()
-        return {**found, "predicted_layers": predicted, "predicted_peak_bytes": expected.peak_bytes,
+        return {**figures, "predicted_layers": predicted, "predicted_peak_bytes": expected.peak_bytes,
                 "predicted_step_seconds": expected.step_seconds}  # fmt: skip
 
 
 def run(quick: bool) -> dict[str, Any]:
     case = Case(quick)
-    found = {plan: case.largest(plan) for plan in (PLANS[:3] if quick else PLANS)}
-    base = found["single"]
+    plans = {plan: case.largest(plan) for plan in (PLANS[:3] if quick else PLANS)}
+    base = plans["single"]
     equal = {}
     if base:
-        equal = {plan: (made := case.train(base["layers"], plan)) and made["losses"] == base["losses"]
-                 for plan in list(found)[1:]}  # fmt: skip
-    rows = {plan: made for plan, made in found.items() if made}
+        equal = {plan: (trained := case.train(base["layers"], plan)) and trained["losses"] == base["losses"]
+                 for plan in list(plans)[1:]}  # fmt: skip
+    rows = {plan: row for plan, row in plans.items() if row}
 
     def ratios(above: str, below: str) -> dict[str, float]:
-        return {plan: made[above] / made[below] for plan, made in rows.items()}
+        return {plan: row[above] / row[below] for plan, row in rows.items()}
 
     return {
-        "budget_bytes": bytes_of(case.budget), "most_layers": case.most, "plans": found, "same_losses_as_single": equal,
+        "budget_bytes": bytes_of(case.budget), "most_layers": case.most, "plans": plans, "same_losses_as_single": equal,
         "times_the_parameters": {p: row["parameters"] / base["parameters"] for p, row in rows.items() if base},
         "predicted_peak_over_measured": ratios("predicted_peak_bytes", "peak_bytes"),
         "predicted_time_over_measured": ratios("predicted_step_seconds", "step_seconds"),

@@ -119,8 +119,8 @@ class Noise:
 
 def denoising(model: torch.nn.Module, batch: Item) -> torch.Tensor:
     dtype = next(model.parameters()).dtype
-    made = model(batch["sample"].to(dtype), batch["timestep"]).sample
-    return torch.nn.functional.mse_loss(made.float(), batch["noise"])
+    predicted = model(batch["sample"].to(dtype), batch["timestep"]).sample
+    return torch.nn.functional.mse_loss(predicted.float(), batch["noise"])
 
 
 @dataclass(frozen=True)
@@ -139,26 +139,26 @@ class Make:
         return getattr(transformers, self.model)(getattr(transformers, self.config)(**dict(self.options)))
 
 
-def made(model: str, config: str, **options: Any) -> Make:
+def make_of(model: str, config: str, **options: Any) -> Make:
     return Make(model, config, tuple(options.items()))
 
 
 def llama(width: int, layers: int, heads: int, groups: int, inner: int, vocabulary: int, length: int, batch: int,
           tied: bool) -> Workload:  # fmt: skip
-    make = made("LlamaForCausalLM", "LlamaConfig", hidden_size=width, num_hidden_layers=layers,
+    make = make_of("LlamaForCausalLM", "LlamaConfig", hidden_size=width, num_hidden_layers=layers,
                 num_attention_heads=heads, num_key_value_heads=groups, intermediate_size=inner,
                 vocab_size=vocabulary, max_position_embeddings=length, tie_word_embeddings=tied)  # fmt: skip
     return Workload(make, Text(vocabulary, length), batch, per_item=length)
 
 
 def gpt2(width: int, layers: int, heads: int, vocabulary: int, length: int, batch: int) -> Workload:
-    make = made("GPT2LMHeadModel", "GPT2Config", n_embd=width, n_layer=layers, n_head=heads, n_positions=length,
+    make = make_of("GPT2LMHeadModel", "GPT2Config", n_embd=width, n_layer=layers, n_head=heads, n_positions=length,
                 vocab_size=vocabulary, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
     return Workload(make, Text(vocabulary, length), batch, per_item=length)
 
 
 def mixtral(width: int, layers: int, heads: int, inner: int, vocabulary: int, length: int, batch: int) -> Workload:
-    make = made("MixtralForCausalLM", "MixtralConfig", hidden_size=width, num_hidden_layers=layers,
+    make = make_of("MixtralForCausalLM", "MixtralConfig", hidden_size=width, num_hidden_layers=layers,
                 num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=inner,
                 num_local_experts=8, num_experts_per_tok=2, vocab_size=vocabulary,
                 max_position_embeddings=length)  # fmt: skip
@@ -166,14 +166,14 @@ def mixtral(width: int, layers: int, heads: int, inner: int, vocabulary: int, le
 
 
 def vit(width: int, layers: int, heads: int, size: int, batch: int) -> Workload:
-    make = made("ViTForImageClassification", "ViTConfig", hidden_size=width, num_hidden_layers=layers,
+    make = make_of("ViTForImageClassification", "ViTConfig", hidden_size=width, num_hidden_layers=layers,
                 num_attention_heads=heads, intermediate_size=4 * width, image_size=size, num_labels=1000,
                 hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
     return Workload(make, Pictures(size, 1000), batch, "images")
 
 
 def unet(channels: tuple[int, ...], size: int, batch: int) -> Workload:
-    make = made("UNet2DModel", "", sample_size=size, layers_per_block=2, block_out_channels=channels,
+    make = make_of("UNet2DModel", "", sample_size=size, layers_per_block=2, block_out_channels=channels,
                 down_block_types=("DownBlock2D",) * (len(channels) - 1) + ("AttnDownBlock2D",),
                 up_block_types=("AttnUpBlock2D",) + ("UpBlock2D",) * (len(channels) - 1))  # fmt: skip
     return Workload(make, Noise(size), batch, "images", loss=denoising)
@@ -265,8 +265,8 @@ def run(quick: bool, only: str | None) -> dict[str, Any]:
 
 def draw(models: dict[str, Any]) -> None:
     figure = Figure((11, 6), layout="constrained")
-    for axes, (name, told) in zip(figure.subplots(2, 3).flat, models.items(), strict=False):
-        rows = told["contenders"]
+    for axes, (name, figures) in zip(figure.subplots(2, 3).flat, models.items(), strict=False):
+        rows = figures["contenders"]
         unit = next(key for key in next(iter(rows.values())) if key.endswith("_per_second"))
         axes.barh(list(rows), [row[unit] for row in rows.values()])
         axes.set(title=name, xlabel=unit.replace("_per_second", "/s"))

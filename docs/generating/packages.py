@@ -27,7 +27,13 @@ def imported(file: Path) -> Iterator[str]:
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("tutti."))
 
 
-BESIDE = ("extras", "keywords", "progress", "weight_files", "whole_files")  # modules beside the packages, which import none of them
+BESIDE = (  # modules beside the packages, which import none of them
+    "extras",
+    "keywords",
+    "progress",
+    "weight_files",
+    "whole_files",
+)
 
 
 def arrows() -> dict[str, dict[str, str]]:

@@ -25,9 +25,9 @@ NAN = float("nan")
 
 def test_groups_are_compared_with_themselves():
     rewards = torch.tensor([1.0, 2.0, 3.0, 10.0, 10.0, 10.0])
-    found = group_advantages(rewards, 3)
-    torch.testing.assert_close(found[:3], torch.tensor([-1.0, 0.0, 1.0]) / 1.0001)
-    assert found[3:].tolist() == [0, 0, 0], "equal rewards teach nothing, and nothing is divided by 0"
+    advantages = group_advantages(rewards, 3)
+    torch.testing.assert_close(advantages[:3], torch.tensor([-1.0, 0.0, 1.0]) / 1.0001)
+    assert advantages[3:].tolist() == [0, 0, 0], "equal rewards teach nothing, and nothing is divided by 0"
     assert group_advantages(rewards, 3, "none").tolist() == [-1, 0, 1, 0, 0, 0]
     torch.testing.assert_close(group_advantages(rewards, 3, "batch")[2], 1 / (rewards.std() + 1e-4))
     with pytest.raises(ValueError, match="expected group, batch or none"):
@@ -36,21 +36,21 @@ def test_groups_are_compared_with_themselves():
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_large_equal_rewards_teach_nothing(scale):
-    found = group_advantages(torch.full((14,), 1000.1), 7, scale)
-    assert found.dtype == torch.float32 and found.abs().max() < 1e-6
+    advantages = group_advantages(torch.full((14,), 1000.1), 7, scale)
+    assert advantages.dtype == torch.float32 and advantages.abs().max() < 1e-6
 
 
 def test_rewards_that_are_missing_count_for_nothing():
     rewards = torch.tensor([1.0, NAN, 3.0, NAN, NAN, NAN, math.inf, 5.0, 5.0])
-    found = group_advantages(rewards, 3)
-    torch.testing.assert_close(found[:3], torch.tensor([-1.0, 0.0, 1.0]) / (2**0.5 + 1e-4))
-    assert found[3:].tolist() == [0] * 6
+    advantages = group_advantages(rewards, 3)
+    torch.testing.assert_close(advantages[:3], torch.tensor([-1.0, 0.0, 1.0]) / (2**0.5 + 1e-4))
+    assert advantages[3:].tolist() == [0] * 6
     assert leave_one_out(rewards, 3).tolist() == [-2, 0, 2, 0, 0, 0, 0, 0, 0]
 
 
 def test_one_is_left_out():
-    found = leave_one_out(torch.tensor([1.0, 2.0, 6.0]), 3)
-    torch.testing.assert_close(found, torch.tensor([1 - 4.0, 2 - 3.5, 6 - 1.5]))
+    advantages = leave_one_out(torch.tensor([1.0, 2.0, 6.0]), 3)
+    torch.testing.assert_close(advantages, torch.tensor([1 - 4.0, 2 - 3.5, 6 - 1.5]))
     with pytest.raises(ValueError, match="at least 2"):
         leave_one_out(torch.ones(3), 1)
 
@@ -62,7 +62,7 @@ def test_generalized_advantages_are_sums_of_differences():
         [[0, 1, 1, 1, 1, 0], [1] * 6, [0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 1, 1]]
     ).float()  # the last row has two turns
     gamma, lam = 0.9, 0.8
-    found, returns = generalized_advantages(rewards, values, mask, gamma, lam)
+    advantages, returns = generalized_advantages(rewards, values, mask, gamma, lam)
     for r in range(4):
         at = [i for i in range(6) if mask[r, i]]
         for k, t in enumerate(at):
@@ -72,34 +72,34 @@ def test_generalized_advantages_are_sums_of_differences():
                 after = 0.0 if j is None else float(values[r, j])
                 deltas.append(float(rewards[r, i]) + gamma * after - float(values[r, i]))
             expected = sum((gamma * lam) ** n * d for n, d in enumerate(deltas))
-            assert float(found[r, t]) == pytest.approx(expected, abs=1e-5)
+            assert float(advantages[r, t]) == pytest.approx(expected, abs=1e-5)
             assert float(returns[r, t]) == pytest.approx(expected + float(values[r, t]), abs=1e-5)
-    assert not found[mask == 0].any() and not returns[mask == 0].any()
+    assert not advantages[mask == 0].any() and not returns[mask == 0].any()
 
 
 def test_with_lambda_1_they_are_returns_less_values():
     rewards, values, mask = torch.randn(2, 5), torch.randn(2, 5), torch.ones(2, 5)
-    found, returns = generalized_advantages(rewards, values, mask, 0.95, 1.0)
+    advantages, returns = generalized_advantages(rewards, values, mask, 0.95, 1.0)
     torch.testing.assert_close(returns, returns_to_go(rewards, 0.95))
-    torch.testing.assert_close(found, returns_to_go(rewards, 0.95) - values)
+    torch.testing.assert_close(advantages, returns_to_go(rewards, 0.95) - values)
 
 
 def test_whitening():
     x, mask = torch.randn(4, 5) * 3 + 2, (torch.rand(4, 5) > 0.4).float()
-    made = normalized(x, mask)
-    inside = made[mask > 0]
+    whitened = normalized(x, mask)
+    inside = whitened[mask > 0]
     assert float(inside.mean()) == pytest.approx(0, abs=1e-5)
     assert float(inside.var(unbiased=False)) == pytest.approx(1, abs=1e-4)
-    assert torch.equal(made[mask == 0], x[mask == 0])
-    kept = normalized(x, mask, center=False)[mask > 0]
-    assert float(kept.mean()) == pytest.approx(float(x[mask > 0].mean()), abs=1e-4)
+    assert torch.equal(whitened[mask == 0], x[mask == 0])
+    scaled = normalized(x, mask, center=False)[mask > 0]
+    assert float(scaled.mean()) == pytest.approx(float(x[mask > 0].mean()), abs=1e-4)
     assert bool(normalized(torch.ones(2, 2)).isfinite().all())
 
 
 def test_rewards_come_at_the_last_token():
     mask = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]).float()
-    found = token_rewards(torch.tensor([2.0, NAN, 5.0]), mask)
-    assert found.tolist() == [[0, 0, 2, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    rewards = token_rewards(torch.tensor([2.0, NAN, 5.0]), mask)
+    assert rewards.tolist() == [[0, 0, 2, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 
 def test_ratios_of_sequences_do_not_grow_with_the_length():
@@ -121,10 +121,10 @@ def test_clipping():
     draw = torch.Generator().manual_seed(0)
     log = torch.randn(40, generator=draw, dtype=torch.float64).requires_grad_()
     advantages = torch.randn(40, generator=draw, dtype=torch.float64)
-    found = objectives.clipped_loss(log.exp(), advantages, 0.2, 0.3)
-    for r, a, loss in zip(log.exp().tolist(), advantages.tolist(), found.tolist(), strict=True):
+    losses = objectives.clipped_loss(log.exp(), advantages, 0.2, 0.3)
+    for r, a, loss in zip(log.exp().tolist(), advantages.tolist(), losses.tolist(), strict=True):
         assert loss == pytest.approx(-min(r * a, min(max(r, 0.8), 1.3) * a))
-    (slope,) = torch.autograd.grad(found.sum(), log)
+    (slope,) = torch.autograd.grad(losses.sum(), log)
     gone = objectives.clipped_share(log.exp().detach(), advantages, 0.2, 0.3) > 0
     assert torch.equal(slope == 0, gone) and 0 < int(gone.sum()) < 40
     assert torch.autograd.gradcheck(lambda x: objectives.clipped_loss(x.exp(), advantages, 0.2, 0.3), (log,))

@@ -35,9 +35,9 @@ def test_a_text_ends_with_the_end_token_once():
 
 
 def test_a_completion_is_learned_with_its_end():
-    made = Encoder(tokenizer()).pair("1+1=", "2")
-    assert text(made.ids) == "<s>1+1=2</s>"
-    assert learned(made) == "2</s>"
+    encoded = Encoder(tokenizer()).pair("1+1=", "2")
+    assert text(encoded.ids) == "<s>1+1=2</s>"
+    assert learned(encoded) == "2</s>"
 
 
 def test_the_beginning_of_text_is_not_doubled_by_a_template():
@@ -48,9 +48,9 @@ def test_the_beginning_of_text_is_not_doubled_by_a_template():
 
 
 def test_messages_of_an_assistant_are_learned_with_the_ends_of_their_turns():
-    made = Encoder(tokenizer()).conversation(CHAT, assistant_only=True)
-    assert learned(made) == "2<|end|>4<|end|>"
-    assert text(made.ids) == tokenizer().apply_chat_template(CHAT, tokenize=False)
+    encoded = Encoder(tokenizer()).conversation(CHAT, assistant_only=True)
+    assert learned(encoded) == "2<|end|>4<|end|>"
+    assert text(encoded.ids) == tokenizer().apply_chat_template(CHAT, tokenize=False)
 
 
 def test_a_template_with_markers_says_the_same():
@@ -60,23 +60,23 @@ def test_a_template_with_markers_says_the_same():
         "{% generation %}{{ m['content'] + '<|end|>' }}{% endgeneration %}{% else %}{{ m['content'] + '<|end|>' }}"
         "{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
-    made = Encoder(other).conversation(CHAT, assistant_only=True)
-    assert learned(made) == "2<|end|>4<|end|>"
-    assert made == Encoder(tokenizer()).conversation(CHAT, assistant_only=True)
+    encoded = Encoder(other).conversation(CHAT, assistant_only=True)
+    assert learned(encoded) == "2<|end|>4<|end|>"
+    assert encoded == Encoder(tokenizer()).conversation(CHAT, assistant_only=True)
 
 
 def test_a_completion_of_messages_begins_behind_the_prompt_that_the_model_continues():
-    made = Encoder(tokenizer()).pair(CHAT[:2], CHAT[2:3])
+    encoded = Encoder(tokenizer()).pair(CHAT[:2], CHAT[2:3])
     prompt = Encoder(tokenizer()).prompt(CHAT[:2])
-    assert made.ids[: len(prompt)] == prompt
-    assert learned(made) == "2<|end|>\n"
+    assert encoded.ids[: len(prompt)] == prompt
+    assert learned(encoded) == "2<|end|>\n"
 
 
 def test_a_template_without_an_end_of_turns_gets_the_end_of_text():
     other = copy.deepcopy(tokenizer())
     other.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
-    made = Encoder(other).conversation(CHAT, assistant_only=True)
-    assert made.ids[-1] == other.eos_token_id and made.learned[-1]
+    encoded = Encoder(other).conversation(CHAT, assistant_only=True)
+    assert encoded.ids[-1] == other.eos_token_id and encoded.learned[-1]
 
 
 def test_a_prompt_whose_last_message_is_continued():

@@ -47,29 +47,29 @@ class Says:
     def each(self, prompts: Any, limits: Any, seed: int) -> list[Rollout]:
         self.seen.append([small.tokenizer().decode(x) for x in prompts])
         self.limits.append(list(limits))
-        texts, made = self.turns.pop(0), []
+        texts, rollouts = self.turns.pop(0), []
         for prompt, text, most in zip(prompts, texts, limits, strict=True):
             ids = small.tokenizer()(text, add_special_tokens=False)["input_ids"][:most]
-            made.append(Rollout(list(prompt), ids, [-0.5] * len(ids), True, text.removesuffix(END)))
-        return made
+            rollouts.append(Rollout(list(prompt), ids, [-0.5] * len(ids), True, text.removesuffix(END)))
+        return rollouts
 
 
 def played(make: Any, sampler: Says, rows: Any, count: int, room: int = 60, turn: int | None = None) -> list[Rollout]:
     encoder = Encoder(small.tokenizer())
-    made = [begun(make, row) for row in rows]
-    made = [{**row, "prompt_ids": encoder.prompt(row["prompt"])} for row in made]
-    return play(make, made, count, sampler, lambda row: encoder, 0, room, turn)  # pyright: ignore
+    starts = [begun(make, row) for row in rows]
+    starts = [{**row, "prompt_ids": encoder.prompt(row["prompt"])} for row in starts]
+    return play(make, starts, count, sampler, lambda row: encoder, 0, room, turn)  # pyright: ignore
 
 
 def parts(rollout: Rollout) -> list[tuple[bool, str]]:
     """The texts of an episode, and whether the model has written them."""
-    found: list[tuple[bool, list[int]]] = []
+    segments: list[tuple[bool, list[int]]] = []
     assert rollout.written is not None
     for token, on in zip(rollout.tokens, rollout.written, strict=True):
-        if not found or found[-1][0] != on:
-            found.append((on, []))
-        found[-1][1].append(token)
-    return [(on, small.tokenizer().decode(ids)) for on, ids in found]
+        if not segments or segments[-1][0] != on:
+            segments.append((on, []))
+        segments[-1][1].append(token)
+    return [(on, small.tokenizer().decode(ids)) for on, ids in segments]
 
 
 def test_turns_masks_and_rewards_of_texts():
@@ -89,14 +89,14 @@ def test_turns_masks_and_rewards_of_texts():
 def test_conversations_are_as_the_template_writes_them():
     for ending in (END, ""):  # with and without the end of its message
         sampler = Says(["1" + ending], ["2" + END])
-        (found,) = played(GuessInChat, sampler, [{"number": 2}], 1)
+        (rollout,) = played(GuessInChat, sampler, [{"number": 2}], 1)
         between = ("" if ending else END) + "\n<|user|> more <|end|>\n<|assistant|>"
-        assert parts(found) == [(True, "1" + ending), (False, between), (True, "2" + END)]
-        whole = [{"role": "user", "content": "Guess:"}, *(found.messages or [])]
+        assert parts(rollout) == [(True, "1" + ending), (False, between), (True, "2" + END)]
+        whole = [{"role": "user", "content": "Guess:"}, *(rollout.messages or [])]
         text = small.tokenizer().apply_chat_template(whole, tokenize=False)
-        assert text == small.tokenizer().decode(found.prompt + found.tokens) + "\n"
-        scored = completions_of([found], [{"prompt": whole[:1], "number": 2}])
-        assert scored.completions == [found.messages] and scored.rows[0] == {"number": 2, "environment_reward": 0.75}
+        assert text == small.tokenizer().decode(rollout.prompt + rollout.tokens) + "\n"
+        scored = completions_of([rollout], [{"prompt": whole[:1], "number": 2}])
+        assert scored.completions == [rollout.messages] and scored.rows[0] == {"number": 2, "environment_reward": 0.75}
 
 
 def test_tools():
@@ -122,9 +122,9 @@ def test_tools():
     assert "missing a required argument: 'b'" in answers[0] and answers[0].count("<tool_response>error:") == 2
     assert first.ended and first.turns == 3 and first.reward == 0
     chat = [{"prompt": [{"role": "user", "content": "1+2?"}]}]
-    (found,) = played(tools([add], calls=1), Says([calls + END], [calls + END]), chat, 1, room=400)
-    assert found.messages is not None and found.messages[1] == {"role": "tool", "name": "add", "content": "3"}
-    assert found.turns == 2 and found.ended  # no more calls
+    (rollout,) = played(tools([add], calls=1), Says([calls + END], [calls + END]), chat, 1, room=400)
+    assert rollout.messages is not None and rollout.messages[1] == {"role": "tool", "name": "add", "content": "3"}
+    assert rollout.turns == 2 and rollout.ended  # no more calls
     assert begun(tools([add]), rows[0])["tools"][0]["function"]["name"] == "add"
 
 
@@ -164,17 +164,17 @@ def test_a_model_learns_from_an_environment(tmp_path):
         max_turn_length=1, learning_rate=2e-2, num_iterations=2, logging_steps=1, report_to="none", save_strategy="no",
         disable_tqdm=True, level="O0", plan="single", lr_scheduler_type="constant", log_completions=True, seed=0,
     )  # fmt: skip
-    made = GRPOTrainer(small.model(), None, args, [{"begin": "a"}, {"begin": "b"}], env=Digits,
-                       processing_class=small.tokenizer())  # fmt: skip
-    batch = made.get_train_dataloader().example(1)[0]
-    made.train()
-    log = [x for x in made.state.log_history if "reward" in x]
+    trainer = GRPOTrainer(small.model(), None, args, [{"begin": "a"}, {"begin": "b"}], env=Digits,
+                          processing_class=small.tokenizer())  # fmt: skip
+    batch = trainer.get_train_dataloader().example(1)[0]
+    trainer.train()
+    log = [x for x in trainer.state.log_history if "reward" in x]
     rewards = [x["rewards/environment/mean"] for x in log]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.5, rewards
     assert all(x["completions/mean_turns"] == 3 for x in log)
     # what the engine says of the model's own tokens in later turns is what the model says of them
     assert max(x["sampling/logprob_difference/max"] for x in log) < 1e-3
-    (rollout, *_) = made.generate([made.train_dataset[0]], 1)
-    made_batch = made.batch_of_rollouts([rollout], torch.ones(1))
-    assert int((made_batch["labels"] != -100).sum()) == 3 and len(rollout.tokens) == 9
+    (rollout, *_) = trainer.generate([trainer.train_dataset[0]], 1)
+    rollout_batch = trainer.batch_of_rollouts([rollout], torch.ones(1))
+    assert int((rollout_batch["labels"] != -100).sum()) == 3 and len(rollout.tokens) == 9
     assert set(batch) >= {"input_ids", "advantages", "old_logprobs"}

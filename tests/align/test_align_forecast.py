@@ -31,7 +31,7 @@ def captured(folder: str) -> Captured:
     return Captured(Workload(folder, 8, 32, dtype="float32", masters=False), lambda what: None)
 
 
-def planner(captured: Captured, cluster: Cluster, **sizes: Any) -> Planner:
+def planner_of(captured: Captured, cluster: Cluster, **sizes: Any) -> Planner:
     usual: dict[str, Any] = dict(
         completions=8, generations=4, prompt=16, tokens=16, batch=8, epochs=1, reference=True, reward_model=True
     )
@@ -43,7 +43,7 @@ def planner(captured: Captured, cluster: Cluster, **sizes: Any) -> Planner:
 def test_placements(captured):
     """All placements of two devices, with the times of their parts. More completions take longer."""
     cluster = Cluster.parse("cpu:2")
-    ranked = planner(captured, cluster).forecasts()
+    ranked = planner_of(captured, cluster).forecasts()
     assert {(x.placement, x.ahead) for x in ranked} == {
         ("together", False), ("replicas", False), ("apart", False), ("apart", True),
     }  # fmt: skip
@@ -54,7 +54,7 @@ def test_placements(captured):
     assert apart[True].scoring == pytest.approx(1.5 * parts.scoring), "the policy scores, too, beside two models"
     ahead = apart[True]
     assert ahead.seconds == pytest.approx(max(ahead.writing, ahead.scoring + ahead.learning) + ahead.moving)
-    more = planner(captured, cluster, completions=16, epochs=2).forecasts()
+    more = planner_of(captured, cluster, completions=16, epochs=2).forecasts()
     for x in more:
         before = next(y for y in ranked if (y.placement, y.engines, y.ahead) == (x.placement, x.engines, x.ahead))
         assert x.writing > before.writing
@@ -64,24 +64,25 @@ def test_placements(captured):
 
 def test_bytes_of_weights(captured):
     """From a replicated layout nothing is received; from one that is split otherwise, what a device lacks."""
-    made = planner(captured, Cluster.parse("cpu:2"))
-    whole = made.predicted.on("tp2", Cluster.parse("cpu:2")).plan
-    training = made._training(2, 0)
+    planner = planner_of(captured, Cluster.parse("cpu:2"))
+    whole = planner.predicted.on("tp2", Cluster.parse("cpu:2")).plan
+    training = planner._training(2, 0)
     replicated = replace(training, inputs={name: Layout() for name in training.inputs}, mesh={"dp": 2})
-    assert made.moved(replicated, whole) == 0
-    name, spec = "param:model.embed_tokens.weight", made.parameters["param:model.embed_tokens.weight"]
+    assert planner.moved(replicated, whole) == 0
+    name, spec = "param:model.embed_tokens.weight", planner.parameters["param:model.embed_tokens.weight"]
     split = replace(replicated, inputs={**replicated.inputs, name: Layout((("dp", Split(0)),))})
     serving = replace(
         whole, inputs={**whole.inputs, "param:model.model.embed_tokens.weight": Layout((("tp", Split(1)),))}
     )
-    assert made.moved(split, serving) == spec.bytes / 4  # a quarter of the table: half of its columns, half of the rows
+    # a quarter of the table: half of its columns, half of the rows
+    assert planner.moved(split, serving) == spec.bytes / 4
 
 
 def test_what_does_not_fit(captured):
     small = Cluster.parse("cpu:2")
     small = replace(small, device=replace(small.device, memory=5e5))
     with pytest.raises(ValueError, match="no placement fits"):
-        planner(captured, small).forecasts()
+        planner_of(captured, small).forecasts()
 
 
 def test_sizes():
@@ -96,8 +97,8 @@ def test_sizes():
 
 
 def test_all_completions_of_a_prompt_are_written_by_one_engine(captured):
-    made = planner(captured, Cluster.parse("cpu:4"), completions=16, generations=8)
-    assert [made._share(n) for n in (1, 2, 4)] == [16, 8, 8]
+    planner = planner_of(captured, Cluster.parse("cpu:4"), completions=16, generations=8)
+    assert [planner._share(n) for n in (1, 2, 4)] == [16, 8, 8]
 
 
 def test_a_placement_with_older_weights_must_be_worth_it():
@@ -112,8 +113,8 @@ def test_a_placement_with_older_weights_must_be_worth_it():
 def test_the_command(folder, tmp_path, capsys):
     main(["plan", "--align", "ppo", "--model", folder, "--cluster", "cpu:2", "--completions", "8", "--prompt", "16",
           "--tokens", "16", "--dtype", "float32", "--save", str(tmp_path / "plan.json")])  # fmt: skip
-    told = capsys.readouterr().out
-    assert "options: rollout_placement = " in told
+    printed = capsys.readouterr().out
+    assert "options: rollout_placement = " in printed
     assert main(["plan", "--align", "ppo", "--model", folder, "--cluster", "cpu:2", "--prompt", "4096"]) == 2
     assert "more than the model's 2048 positions" in capsys.readouterr().err
-    assert "chosen: " in told and "replicas" in told and (tmp_path / "plan.json").exists()
+    assert "chosen: " in printed and "replicas" in printed and (tmp_path / "plan.json").exists()

@@ -17,10 +17,12 @@ from tutti.align.sequences import model_logprobs
 PROMPTS = [{"prompt": f"{i}+{i}="} for i in range(8)]
 
 
-def trainer(path: Any, kind: Any = (PPOTrainer, PPOConfig), **more: Any) -> Any:
-    made, config = kind
+def trainer_of(path: Any, kind: Any = (PPOTrainer, PPOConfig), **more: Any) -> Any:
+    trainer_class, config = kind
     options = small.policy_options(path, batch_invariant=True, **more)
-    return made(small.model(), vowels, config(**options), train_dataset=PROMPTS, processing_class=small.tokenizer())
+    return trainer_class(
+        small.model(), vowels, config(**options), train_dataset=PROMPTS, processing_class=small.tokenizer()
+    )
 
 
 @pytest.mark.parametrize("name, options", [
@@ -29,12 +31,12 @@ def trainer(path: Any, kind: Any = (PPOTrainer, PPOConfig), **more: Any) -> Any:
     ("dp2", {"plan": "dp2", "cluster": "cpu:2"}),
 ])  # fmt: skip
 def test_bits_are_equal_after_each_update(name, options, tmp_path):
-    made = trainer(tmp_path, max_steps=3, num_ppo_epochs=1, temperature=0.7, top_p=0.9, **options)
-    made.train()
-    assert logs(made, "sampling/logprob_difference/max") == [0, 0, 0], name
-    kl = logs(made, "objective/kl")
+    trainer = trainer_of(tmp_path, max_steps=3, num_ppo_epochs=1, temperature=0.7, top_p=0.9, **options)
+    trainer.train()
+    assert logs(trainer, "sampling/logprob_difference/max") == [0, 0, 0], name
+    kl = logs(trainer, "objective/kl")
     assert kl[0] == 0, "the reference is scored as the policy is"
-    assert abs(kl[1]) > 1e-4 and logs(made, "grad_norm")[0] > 0
+    assert abs(kl[1]) > 1e-4 and logs(trainer, "grad_norm")[0] > 0
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
@@ -43,18 +45,18 @@ def test_adapters_have_equal_bits(tmp_path):
 
     lora = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "down_proj", "lm_head"], task_type="CAUSAL_LM")
     options = small.policy_options(tmp_path, batch_invariant=True, max_steps=3, num_ppo_epochs=1)
-    made = PPOTrainer(small.model(), vowels, PPOConfig(**options), train_dataset=PROMPTS,
-                      processing_class=small.tokenizer(), peft_config=lora)  # fmt: skip
-    made.train()
-    assert logs(made, "sampling/logprob_difference/max") == [0, 0, 0]
-    kl = logs(made, "objective/kl")
+    trainer = PPOTrainer(small.model(), vowels, PPOConfig(**options), train_dataset=PROMPTS,
+                         processing_class=small.tokenizer(), peft_config=lora)  # fmt: skip
+    trainer.train()
+    assert logs(trainer, "sampling/logprob_difference/max") == [0, 0, 0]
+    kl = logs(trainer, "objective/kl")
     assert kl[0] == 0 and abs(kl[1]) > 1e-5
 
 
 def test_rounds_written_ahead_are_scored_with_the_weights_of_now(tmp_path):
-    made = trainer(tmp_path, (GRPOTrainer, GRPOConfig), max_steps=3, staleness=1, num_generations=4)
-    made.train()
-    differences = logs(made, "sampling/logprob_difference/max")
+    trainer = trainer_of(tmp_path, (GRPOTrainer, GRPOConfig), max_steps=3, staleness=1, num_generations=4)
+    trainer.train()
+    differences = logs(trainer, "sampling/logprob_difference/max")
     assert differences[0] == 0 and differences[1] > 1e-3
 
 
@@ -75,14 +77,14 @@ def test_values_of_padding_are_zero():
 
 
 def test_another_plan_of_the_engine_is_an_error(tmp_path):
-    made = trainer(tmp_path, plan="tp2", cluster="cpu:2")
+    trainer = trainer_of(tmp_path, plan="tp2", cluster="cpu:2")
     with pytest.raises(RuntimeError, match=r"of \d+ log-probabilities of the engine differ .* plans 'tp2' \(trainer\)"):
-        made.train()
+        trainer.train()
 
 
 def test_errors(tmp_path):
     with pytest.raises(ValueError, match="engine's quantize='int8', which changes its bits"):
-        trainer(tmp_path, engine={"quantize": "int8"})
+        trainer_of(tmp_path, engine={"quantize": "int8"})
     with pytest.raises(ValueError, match="needs the kernels of a CPU"):
         check_invariant(small.model().to("meta"), {})
     scaled = small.model(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})

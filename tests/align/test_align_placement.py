@@ -157,6 +157,6 @@ def test_ppo_in_four_processes(tmp_path: Path, pool):
     """Under three placements with three plans, PPO logs what it logs on one device, and ends with its weights."""
     logged, weights = _ppo(str(tmp_path / "one"))
     for of_rank in pool.run(_task, str(tmp_path)):
-        for found, total in of_rank:
-            assert found == pytest.approx(logged, abs=2e-5)
+        for rank_logs, total in of_rank:
+            assert rank_logs == pytest.approx(logged, abs=2e-5)
             assert total == pytest.approx(weights, rel=1e-6)

@@ -37,43 +37,43 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def trainer(kind: str, path: Any, reward: Any = vowels, rows: Any = PROMPTS, **more: Any) -> Any:
-    made, config, own = KINDS[kind]
+def trainer_of(kind: str, path: Any, reward: Any = vowels, rows: Any = PROMPTS, **more: Any) -> Any:
+    trainer_class, config, own = KINDS[kind]
     options = small.policy_options(path, **{**own, **more})
     model, held_out = options.pop("model", None) or small.model(), options.pop("eval_dataset", None)
-    return made(model, reward, config(**options), train_dataset=rows, eval_dataset=held_out,
-                processing_class=small.tokenizer())  # fmt: skip
+    return trainer_class(model, reward, config(**options), train_dataset=rows, eval_dataset=held_out,
+                         processing_class=small.tokenizer())  # fmt: skip
 
 
-def weights(made: Any) -> dict[str, torch.Tensor]:
-    return {name: x.detach().clone() for name, x in made.model.state_dict().items()}
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: x.detach().clone() for name, x in trainer.model.state_dict().items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rewards_rise(kind, tmp_path):
-    made = trainer(kind, tmp_path, max_steps=16, learning_rate=2e-2, per_device_train_batch_size=32)
-    made.train()
-    rewards = logs(made, "reward")
+    trainer = trainer_of(kind, tmp_path, max_steps=16, learning_rate=2e-2, per_device_train_batch_size=32)
+    trainer.train()
+    rewards = logs(trainer, "reward")
     assert sum(rewards[-3:]) / 3 > 2 * sum(rewards[:3]) / 3
-    assert all(x == x for x in logs(made))
-    if made.needs_old:
-        assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5
-    assert all(x >= 0 for x in logs(made, "kl"))
+    assert all(x == x for x in logs(trainer))
+    if trainer.needs_old:
+        assert max(logs(trainer, "sampling/logprob_difference/max")) < 1e-5
+    assert all(x >= 0 for x in logs(trainer, "kl"))
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
 def test_devices_and_parts_change_nothing(kind, tmp_path):
-    small.check_devices_and_parts(lambda path, **options: trainer(kind, path, **options), tmp_path)
+    small.check_devices_and_parts(lambda path, **options: trainer_of(kind, path, **options), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["gspo", "ppo"])
 def test_a_run_that_resumes_goes_on_bit_for_bit(kind, tmp_path):
     """In the middle of a round: what is left of it, the weights, and what adapts are in the checkpoint."""
     options = {"generation_batch_size": 32, "num_iterations": 2} if kind == "gspo" else {"kl_target": 0.1}
-    whole = trainer(kind, tmp_path / "whole", max_steps=6, **options)
+    whole = trainer_of(kind, tmp_path / "whole", max_steps=6, **options)
     whole.train()
-    trainer(kind, tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=3, **options).train()
-    resumed = trainer(kind, tmp_path / "run", max_steps=6, **options)
+    trainer_of(kind, tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=3, **options).train()
+    resumed = trainer_of(kind, tmp_path / "run", max_steps=6, **options)
     resumed.train(resume_from_checkpoint=True)
     assert logs(resumed)[-3:] == logs(whole)[-3:]
     after = weights(resumed)
@@ -81,14 +81,14 @@ def test_a_run_that_resumes_goes_on_bit_for_bit(kind, tmp_path):
 
 
 def test_the_engine_has_the_weights_of_the_moment(tmp_path):
-    made = trainer("rloo", tmp_path, max_steps=3)
-    made.train()
-    engine = made.sampler.engine
-    made.sampler.update(made.policy_weights())
-    own = made.model.state_dict()
+    trainer = trainer_of("rloo", tmp_path, max_steps=3)
+    trainer.train()
+    engine = trainer.sampler.engine
+    trainer.sampler.update(trainer.policy_weights())
+    own = trainer.model.state_dict()
     for name in engine.runner.store.names("param"):
         assert torch.equal(engine.runner.store.whole(name), own[name.removeprefix("param:model.")]), name
-    assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5, "after each of the updates"
+    assert max(logs(trainer, "sampling/logprob_difference/max")) < 1e-5, "after each of the updates"
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_the_engine_has_the_weights_of_the_moment(tmp_path):
 )
 def test_log_probabilities_are_of_one_distribution(sampling, tmp_path):
     """However tokens are chosen: a truncated distribution compared with a whole one would differ by what it keeps."""
-    made = trainer("rloo", tmp_path, max_steps=1, **sampling)
-    made.train()
-    assert logs(made, "sampling/logprob_difference/max")[0] < 1e-5
+    trainer = trainer_of("rloo", tmp_path, max_steps=1, **sampling)
+    trainer.train()
+    assert logs(trainer, "sampling/logprob_difference/max")[0] < 1e-5
 
 
 def test_padding_and_prompts_are_not_learned(tmp_path):
-    made = trainer("grpo", tmp_path, rows=[{"prompt": "a" * (1 + 5 * i)} for i in range(4)])
-    rows = [made.train_dataset[i] for i in range(4)]
-    rollouts = made.generate(rows, 0)
-    batch = made.batch_of_rollouts(rollouts, torch.zeros(16))
+    trainer = trainer_of("grpo", tmp_path, rows=[{"prompt": "a" * (1 + 5 * i)} for i in range(4)])
+    rows = [trainer.train_dataset[i] for i in range(4)]
+    rollouts = trainer.generate(rows, 0)
+    batch = trainer.batch_of_rollouts(rollouts, torch.zeros(16))
     for row, x in enumerate(rollouts):
         labels = batch["labels"][row]
         assert labels[labels != IGNORED].tolist() == x.tokens
@@ -114,32 +114,32 @@ def test_padding_and_prompts_are_not_learned(tmp_path):
 
 
 def test_truncated_completions_are_masked_where_asked(tmp_path):
-    made = trainer("grpo", tmp_path, mask_truncated_completions=True, max_completion_length=2)
-    rollouts = made.generate([made.train_dataset[i] for i in range(4)], 0)
-    labels = made.batch_of_rollouts(rollouts, torch.zeros(16))["labels"]
+    trainer = trainer_of("grpo", tmp_path, mask_truncated_completions=True, max_completion_length=2)
+    rollouts = trainer.generate([trainer.train_dataset[i] for i in range(4)], 0)
+    labels = trainer.batch_of_rollouts(rollouts, torch.zeros(16))["labels"]
     for row, x in enumerate(rollouts):
         assert bool((labels[row] != IGNORED).any()) == x.ended
     assert not all(x.ended for x in rollouts)
-    made.train()
-    assert all(x == x for x in logs(made))
+    trainer.train()
+    assert all(x == x for x in logs(trainer))
 
 
 def test_rewards_that_are_no_numbers_are_counted_and_teach_nothing(tmp_path):
     def some(completions: list[str]) -> list[float | None]:
         return [None if i % 4 == 0 else float("nan") if i % 4 == 1 else float(i % 4) for i in range(len(completions))]
 
-    made = trainer("grpo", tmp_path, some)
-    made.train()
-    assert logs(made, "rewards/without") == [0.5, 0.5]
-    assert all(x == x for x in [*logs(made), *logs(made, "reward"), *logs(made, "grad_norm")])
+    trainer = trainer_of("grpo", tmp_path, some)
+    trainer.train()
+    assert logs(trainer, "rewards/without") == [0.5, 0.5]
+    assert all(x == x for x in [*logs(trainer), *logs(trainer, "reward"), *logs(trainer, "grad_norm")])
 
 
 def test_equal_rewards_change_nothing(tmp_path):
-    made = trainer("grpo", tmp_path, lambda completions: [1.0] * len(completions))
-    before = weights(made)
-    made.train()
-    assert all(torch.equal(x, before[name]) for name, x in weights(made).items())
-    assert logs(made, "frac_reward_zero_std") == [1.0, 1.0]
+    trainer = trainer_of("grpo", tmp_path, lambda completions: [1.0] * len(completions))
+    before = weights(trainer)
+    trainer.train()
+    assert all(torch.equal(x, before[name]) for name, x in weights(trainer).items())
+    assert logs(trainer, "frac_reward_zero_std") == [1.0, 1.0]
 
 
 def test_several_rewards_are_weighted_and_logged(tmp_path):
@@ -149,10 +149,10 @@ def test_several_rewards_are_weighted_and_logged(tmp_path):
     def target(completions: list[str], target: list[str]) -> list[float]:
         return [2.0 * (x == "a") for x in target]
 
-    made = trainer("grpo", tmp_path, [one, target], reward_weights=[0.5, 0.25], log_completions=True)
-    made.train()
-    assert logs(made, "rewards/one/mean") == [1, 1] and logs(made, "rewards/target/mean") == [2, 2]
-    assert logs(made, "reward") == [1, 1]
+    trainer = trainer_of("grpo", tmp_path, [one, target], reward_weights=[0.5, 0.25], log_completions=True)
+    trainer.train()
+    assert logs(trainer, "rewards/one/mean") == [1, 1] and logs(trainer, "rewards/target/mean") == [2, 2]
+    assert logs(trainer, "reward") == [1, 1]
     rows = [json.loads(x) for x in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert len(rows) == 32 and rows[0]["one"] == 1 and rows[0]["reward"] == 1 and rows[-1]["step"] == 1
 
@@ -164,14 +164,14 @@ def test_a_model_as_reward(tmp_path):
     config = small.model().config
     config.num_labels = 1
     reward = LlamaForSequenceClassification(config).eval()
-    made = trainer("grpo", tmp_path, reward)
-    rollouts = made.generate([made.train_dataset[i] for i in range(4)], 0)
+    trainer = trainer_of("grpo", tmp_path, reward)
+    rollouts = trainer.generate([trainer.train_dataset[i] for i in range(4)], 0)
     rows = [PROMPTS[0]] * 16
-    found = made.rewards(completions_of(rollouts, rows))
+    rewards = trainer.rewards(completions_of(rollouts, rows))
     for i, x in enumerate(rollouts):
         with torch.no_grad():
             expected = reward(torch.tensor([x.prompt + x.tokens])).logits
-        torch.testing.assert_close(found[i], expected[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(rewards[i], expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_reward_model_pads_with_the_token_that_it_looks_for():
@@ -181,15 +181,15 @@ def test_a_reward_model_pads_with_the_token_that_it_looks_for():
     config.num_labels, config.pad_token_id = 1, 3  # the tokenizer has 0
     model = LlamaForSequenceClassification(config)
     reward = ModelReward(model, small.tokenizer())
-    found = reward([[5], [5, 6, 7]], [[8, 9], [8, 9, 10, 11, 12, 13]])
+    rewards = reward([[5], [5, 6, 7]], [[8, 9], [8, 9, 10, 11, 12, 13]])
     with torch.no_grad():
-        assert found[0] == pytest.approx(float(model(torch.tensor([[5, 8, 9]])).logits), abs=1e-5)
+        assert rewards[0] == pytest.approx(float(model(torch.tensor([[5, 8, 9]])).logits), abs=1e-5)
 
 
 def test_it_stops_where_the_divergence_is_too_large(tmp_path):
-    made = trainer("gspo", tmp_path, max_steps=20, learning_rate=0.1, target_kl=0.5)
-    made.train()
-    assert logs(made, "stopped_by_kl") and made.state.global_step < 20
+    trainer = trainer_of("gspo", tmp_path, max_steps=20, learning_rate=0.1, target_kl=0.5)
+    trainer.train()
+    assert logs(trainer, "stopped_by_kl") and trainer.state.global_step < 20
 
 
 def adapted(kind: str) -> Any:
@@ -234,10 +234,10 @@ def test_the_engine_generates_with_the_adapters_of_the_moment(kind, plan):
             logits = tuned.eval()(torch.tensor([rollout.prompt + rollout.tokens])).logits[0].log_softmax(-1)
         expected = logits[2:-1].gather(1, torch.tensor(rollout.tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(rollout.logprobs), expected, rtol=0, atol=1e-5)
-    held = {x.data_ptr() for parts in store.parts for x in parts.values()}
-    assert (plan == "tp2" and not frozen & held) or frozen <= held, "frozen parameters are not copied"
+    stored = {x.data_ptr() for parts in store.parts for x in parts.values()}
+    assert (plan == "tp2" and not frozen & stored) or frozen <= stored, "frozen parameters are not copied"
     own = {x.data_ptr() for x in tuned.parameters() if x.requires_grad}
-    assert not own & held, "those that learn are: a step may change them while the engine generates"
+    assert not own & stored, "those that learn are: a step may change them while the engine generates"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
@@ -265,13 +265,13 @@ def test_adapters_alone_learn_and_the_reference_is_the_model_without_them(tmp_pa
     before = {name: x.clone() for name, x in base.state_dict().items()}
     torch.manual_seed(0)
     tuned = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM"))
-    made = trainer("rloo", tmp_path, model=tuned, max_steps=4)
-    assert made.ref_model is None
-    made.train()
+    trainer = trainer_of("rloo", tmp_path, model=tuned, max_steps=4)
+    assert trainer.ref_model is None
+    trainer.train()
     after = {name.replace("base_layer.", ""): x for name, x in tuned.get_base_model().state_dict().items()}
     assert all(torch.equal(x, after[name]) for name, x in before.items())
-    assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5, "the engine has the adapters' weights"
-    kl = logs(made, "kl")
+    assert max(logs(trainer, "sampling/logprob_difference/max")) < 1e-5, "the engine has the adapters' weights"
+    kl = logs(trainer, "kl")
     assert kl[0] < 1e-6 < kl[-1], "the reference has none of them"
 
 
@@ -281,26 +281,28 @@ def test_rollouts_have_adapters_of_one_of_two_tied_embeddings_and_modules_that_a
 
     torch.manual_seed(0)
     lora = LoraConfig(r=4, target_modules=["embed_tokens"], modules_to_save=["norm"], task_type="CAUSAL_LM")
-    made = trainer("rloo", tmp_path, model=get_peft_model(small.model(tie_word_embeddings=True), lora), max_steps=3)
-    made.train()
-    assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5 and logs(made, "kl")[-1] > 1e-6
+    trainer = trainer_of(
+        "rloo", tmp_path, model=get_peft_model(small.model(tie_word_embeddings=True), lora), max_steps=3
+    )
+    trainer.train()
+    assert max(logs(trainer, "sampling/logprob_difference/max")) < 1e-5 and logs(trainer, "kl")[-1] > 1e-6
 
 
 def test_a_saved_policy_is_a_plain_model(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    made = trainer("ppo", tmp_path)
-    made.train()
-    made.save_model(str(tmp_path / "model"))
+    trainer = trainer_of("ppo", tmp_path)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
-    found, about = loaded
+    model, about = loaded
     assert not about["unexpected_keys"] and not about["missing_keys"]
-    assert torch.equal(found.lm_head.weight, made.model.lm_head.weight)
+    assert torch.equal(model.lm_head.weight, trainer.model.lm_head.weight)
 
 
 def message(kind: str, path: Any, *args: Any, **more: Any) -> str:
     with pytest.raises(ValueError) as caught:
-        trainer(kind, path, *args, **more).train()
+        trainer_of(kind, path, *args, **more).train()
     return str(caught.value)
 
 
@@ -336,16 +338,16 @@ def test_options_that_ppo_calls_otherwise_are_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
 def test_completions_of_held_out_prompts_are_scored_and_change_nothing(kind, tmp_path):
-    plain = trainer(kind, tmp_path / "plain", learning_rate=0.1)
+    plain = trainer_of(kind, tmp_path / "plain", learning_rate=0.1)
     plain.train()
-    made = trainer(kind, tmp_path / "run", eval_dataset=PROMPTS[:4], eval_strategy="steps", eval_steps=1,
-                   learning_rate=0.1)  # fmt: skip
-    before = made.evaluate()
-    assert before["eval_reward"] == made.evaluate(PROMPTS[:4])["eval_reward"] == before["eval_rewards/vowels/mean"]
-    made.train()
-    assert logs(made) == logs(plain)
-    during, after = logs(made, "eval_reward"), made.evaluate()["eval_reward"]
+    trainer = trainer_of(kind, tmp_path / "run", eval_dataset=PROMPTS[:4], eval_strategy="steps", eval_steps=1,
+                         learning_rate=0.1)  # fmt: skip
+    before = trainer.evaluate()
+    assert before["eval_reward"] == trainer.evaluate(PROMPTS[:4])["eval_reward"] == before["eval_rewards/vowels/mean"]
+    trainer.train()
+    assert logs(trainer) == logs(plain)
+    during, after = logs(trainer, "eval_reward"), trainer.evaluate()["eval_reward"]
     assert len(during) == 2 and during[-1] == after != before["eval_reward"]
-    assert made.evaluate({"a": PROMPTS[:2]})["eval_a_completions/max_length"] <= 8
+    assert trainer.evaluate({"a": PROMPTS[:2]})["eval_a_completions/max_length"] <= 8
     with pytest.raises(ValueError, match="use evaluate"):
-        made.predict(PROMPTS)
+        trainer.predict(PROMPTS)

@@ -50,6 +50,6 @@ def _task() -> tuple[Any, Any]:
 
 
 def test_processes_agree(pool):
-    found = pool.run(_task)
-    assert all(x == found[0] for x in found)
-    assert found[0][0] == "[[0.0], [nan]]" and [x["turns"] for x in found[0][1]] == [2, 2]
+    by_rank = pool.run(_task)
+    assert all(x == by_rank[0] for x in by_rank)
+    assert by_rank[0][0] == "[[0.0], [nan]]" and [x["turns"] for x in by_rank[0][1]] == [2, 2]

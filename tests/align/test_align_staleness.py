@@ -37,55 +37,59 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def trainer(kind: str, path: Any, **more: Any) -> Any:
-    made, config, own = KINDS[kind]
+def trainer_of(kind: str, path: Any, **more: Any) -> Any:
+    trainer_class, config, own = KINDS[kind]
     options = small.policy_options(path, **{"max_steps": 4, **own, **more})
-    return made(small.model(), vowels, config(**options), train_dataset=PROMPTS, processing_class=small.tokenizer())
+    return trainer_class(
+        small.model(), vowels, config(**options), train_dataset=PROMPTS, processing_class=small.tokenizer()
+    )
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_rounds_are_exactly_so_old(staleness, tmp_path):
     """Round i is written with the weights after max(0, i - staleness) rounds, each once, and none is written for
     nothing."""
-    made = trainer("grpo", tmp_path, max_steps=10, num_iterations=2, staleness=staleness)
-    experience, written = made.get_train_dataloader(), []
-    first = [made.generate(experience.rows(i), experience.seed(i)) for i in range(3)]  # with the weights of the model
-    begin = made.begin
+    trainer = trainer_of("grpo", tmp_path, max_steps=10, num_iterations=2, staleness=staleness)
+    experience, written = trainer.get_train_dataloader(), []
+    first = [
+        trainer.generate(experience.rows(i), experience.seed(i)) for i in range(3)
+    ]  # with the weights of the model
+    begin = trainer.begin
 
     def recorded(rows: Any, seed: int) -> Any:
         rollouts = begin(rows, seed)()
-        written.append((seed, made.state.global_step, rollouts))
+        written.append((seed, trainer.state.global_step, rollouts))
         return lambda: rollouts
 
-    made.begin = recorded
-    made.train()
+    trainer.begin = recorded
+    trainer.train()
     assert [(seed, step) for seed, step, _ in written] == [(experience.seed(i), 2 * max(0, i - staleness))
                                                            for i in range(5)]  # fmt: skip
     for i in range(3):
         assert (written[i][2] == first[i]) == (i <= staleness), i
-    assert logs(made, "sampling/staleness") == ([min(i, staleness) for i in range(5)] if staleness else [])
-    apart = logs(made, "sampling/logprob_difference/max")
+    assert logs(trainer, "sampling/staleness") == ([min(i, staleness) for i in range(5)] if staleness else [])
+    apart = logs(trainer, "sampling/logprob_difference/max")
     assert apart[0] < 1e-5 and (max(apart) < 1e-5) == (staleness == 0)
-    assert not made.written
+    assert not trainer.written
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stale_completions_teach(kind, tmp_path):
-    made = trainer(kind, tmp_path, max_steps=20, learning_rate=2e-2, per_device_train_batch_size=32, staleness=2)
-    made.train()
-    rewards = logs(made, "reward")
+    trainer = trainer_of(kind, tmp_path, max_steps=20, learning_rate=2e-2, per_device_train_batch_size=32, staleness=2)
+    trainer.train()
+    rewards = logs(trainer, "reward")
     assert sum(rewards[-3:]) / 3 > 1.5 * sum(rewards[:3]) / 3, rewards
-    largest = logs(made, "sampling/importance_sampling_ratio/max")
-    assert made.corrects == (kind != "online_dpo") == bool(largest)
+    largest = logs(trainer, "sampling/importance_sampling_ratio/max")
+    assert trainer.corrects == (kind != "online_dpo") == bool(largest)
     assert all(x <= 3 + 1e-6 for x in largest)
     if largest:
         assert largest[0] == pytest.approx(1, abs=1e-5) and max(largest) > 1.05
 
 
 def test_weights_are_1_where_nothing_is_stale(tmp_path):
-    plain = trainer("grpo", tmp_path / "a")
+    plain = trainer_of("grpo", tmp_path / "a")
     plain.train()
-    corrected = trainer("grpo", tmp_path / "b", importance_sampling_correction=True)
+    corrected = trainer_of("grpo", tmp_path / "b", importance_sampling_correction=True)
     corrected.train()
     for name in ("min", "mean", "max"):
         assert logs(corrected, f"sampling/importance_sampling_ratio/{name}") == pytest.approx([1] * 4, abs=1e-5)
@@ -94,32 +98,32 @@ def test_weights_are_1_where_nothing_is_stale(tmp_path):
 
 def test_advantages_are_weighted(tmp_path):
     """A sampler whose tokens were likelier by e^0.5 than the trainer has them: weights of e^-0.5, or e^-4 for 8."""
-    found = {}
+    advantages = {}
     for mode in ("none", "token_truncate", "sequence_truncate"):
         correction = {"importance_sampling_correction": mode != "none"}
         correction |= {"importance_sampling_mode": mode} if mode != "none" else {}
-        made = trainer("grpo", tmp_path, **correction)
+        trainer = trainer_of("grpo", tmp_path, **correction)
 
-        def likelier(rows: Any, seed: int, begin: Any = made.begin) -> Any:
+        def likelier(rows: Any, seed: int, begin: Any = trainer.begin) -> Any:
             rollouts = begin(rows, seed)()
             for x in rollouts:
                 x.logprobs = [logprob + 0.5 for logprob in x.logprobs]
             return lambda: rollouts
 
-        made.begin = likelier
-        (batch,) = made.round([made.train_dataset[i] for i in range(4)], 3)
-        found[mode] = batch["advantages"]
+        trainer.begin = likelier
+        (batch,) = trainer.round([trainer.train_dataset[i] for i in range(4)], 3)
+        advantages[mode] = batch["advantages"]
         lengths = (batch["labels"] != -100).sum(1, keepdim=True)
-    plain = found["none"]
-    torch.testing.assert_close(found["token_truncate"], plain * math.exp(-0.5), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["sequence_truncate"], plain * torch.exp(-0.5 * lengths), rtol=1e-3, atol=1e-5)
+    plain = advantages["none"]
+    torch.testing.assert_close(advantages["token_truncate"], plain * math.exp(-0.5), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(advantages["sequence_truncate"], plain * torch.exp(-0.5 * lengths), rtol=1e-3, atol=1e-5)
 
 
 def test_a_run_that_resumes_has_what_was_written_ahead(tmp_path):
-    whole = trainer("grpo", tmp_path / "whole", staleness=2)
+    whole = trainer_of("grpo", tmp_path / "whole", staleness=2)
     whole.train()
-    trainer("grpo", tmp_path / "run", staleness=2, save_strategy="steps", save_steps=2, max_steps=4).train()
-    resumed = trainer("grpo", tmp_path / "run", staleness=2)
+    trainer_of("grpo", tmp_path / "run", staleness=2, save_strategy="steps", save_steps=2, max_steps=4).train()
+    resumed = trainer_of("grpo", tmp_path / "run", staleness=2)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     assert logs(resumed)[-2:] == logs(whole)[-2:]
     assert logs(resumed, "sampling/staleness") == logs(whole, "sampling/staleness")
@@ -141,12 +145,12 @@ def test_the_expected_gradient_of_a_bandit(clip_max):
     for mode in ("token_truncate", "sequence_truncate"):
         weights = importance_weights(logprobs.detach(), q.log().unsqueeze(1), mask, mode, clip_max)
         each = clipped_loss((logprobs - logprobs.detach()).exp(), advantages * weights, 0.2, 0.2)
-        (found,) = torch.autograd.grad((q.unsqueeze(1) * each).sum(), logits, retain_graph=True)
+        (gradient,) = torch.autograd.grad((q.unsqueeze(1) * each).sum(), logits, retain_graph=True)
         p = logprobs.detach().exp().squeeze(1)
         measure = p if clip_max is None else torch.minimum(p, clip_max * q)
         (expected,) = torch.autograd.grad(-(measure.unsqueeze(1) * advantages * logprobs).sum(), logits,
                                           retain_graph=True)  # fmt: skip
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, expected)
         plain = torch.autograd.grad(-(q.unsqueeze(1) * advantages * logprobs).sum(), logits, retain_graph=True)[0]
         assert float((plain - expected).norm()) > 0.05  # without weights it is another
 

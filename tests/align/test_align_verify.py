@@ -145,12 +145,12 @@ def test_what_code_finds(tmp_path):
     """An empty environment and folder, which are gone afterwards."""
     os.environ["A_SECRET"] = "1"
     try:
-        found = run("import os, sys\nprint(os.getcwd()); print(os.listdir('.'), sorted(os.environ), sys.stdin.read())\n"
+        trial = run("import os, sys\nprint(os.getcwd()); print(os.listdir('.'), sorted(os.environ), sys.stdin.read())\n"
                     "open('a', 'w').write('b')", ["assert open('a').read() == 'b'"])  # fmt: skip
     finally:
         del os.environ["A_SECRET"]
-    folder, rest = found.output.split("\n", 1)
-    assert found.kind == "passed" and not Path(folder).exists()
+    folder, rest = trial.output.split("\n", 1)
+    assert trial.kind == "passed" and not Path(folder).exists()
     assert rest in ("[] ['LC_CTYPE'] \n", "[] [] \n")
 
 
@@ -170,14 +170,14 @@ def test_namespaces(tmp_path):
 
 def sleepers(marker):
     """Processes whose command has a marker."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if marker in path.read_text() and int(path.parent.name) != os.getpid():
-                found.append(path.parent.name)
+                pids.append(path.parent.name)
         except OSError:
             continue
-    return found
+    return pids
 
 
 @WITHOUT

@@ -40,8 +40,8 @@ def test_a_chain_of_elementwise_calls_reads_once_and_writes_once():
     assert moved(kernel) == 2 * N and sum(map(moved, played.events)) == 7 * N
     assert memory(fuse(played, "O2")).peak == 2 * N and memory(played).peak == 3 * N
     device = Cluster.parse("h100:1").device
-    made = simulate([played.program], Cluster.parse("h100:1"), "O2")
-    assert made.seconds == 2 * N / device.reached + device.overhead
+    simulation = simulate([played.program], Cluster.parse("h100:1"), "O2")
+    assert simulation.seconds == 2 * N / device.reached + device.overhead
 
 
 def test_a_product_parts_what_it_lies_between():

@@ -32,11 +32,11 @@ def two_layers(calls, w, x):
 
 
 def test_values_count_from_their_call_to_their_last_use():
-    found = memory(replay(program(two_layers, {"param:w": (4, 8), "batch:x": (8, 4)}, {"dp": 1})))
-    assert found.peak == WEIGHT + BATCH + 64 + 64  # product and relu
-    assert found.at == "relu"
-    assert found.kinds == {"parameters": WEIGHT, "batch": BATCH, "temporaries": 128}
-    assert [(a.label, a.bytes) for a in found.alive if a.kind == "temporaries"] == [("product", 64), ("relu", 64)]
+    usage = memory(replay(program(two_layers, {"param:w": (4, 8), "batch:x": (8, 4)}, {"dp": 1})))
+    assert usage.peak == WEIGHT + BATCH + 64 + 64  # product and relu
+    assert usage.at == "relu"
+    assert usage.kinds == {"parameters": WEIGHT, "batch": BATCH, "temporaries": 128}
+    assert [(a.label, a.bytes) for a in usage.alive if a.kind == "temporaries"] == [("product", 64), ("relu", 64)]
 
 
 def test_a_view_keeps_what_it_looks_at_alive_and_a_copy_does_not():
@@ -73,9 +73,9 @@ def gathered(calls, w):
 
 
 def test_the_last_answer_of_a_collective_is_held_until_the_next():
-    found = memory(replay(program(gathered, {"param:w": (8,)}, {"dp": 4})))
-    assert found.peak == 32 + 128 + 4 + 128 and found.at == "later"
-    assert found.kinds["communication"] == 128
+    usage = memory(replay(program(gathered, {"param:w": (8,)}, {"dp": 4})))
+    assert usage.peak == 32 + 128 + 4 + 128 and usage.at == "later"
+    assert usage.kinds["communication"] == 128
 
 
 def test_gloo_copies_what_it_reduces_and_scatters():
@@ -96,12 +96,12 @@ def test_accumulated_gradients_are_in_the_peak_of_a_step():
     step = tutti.parallelize(model, optimizer, batch, cluster="cpu:1", plan="dp", level="O0", accumulate=2)
     step(batch)
     _, measured = most_alive(lambda state, data: step(data), step.store.parts, batch)
-    made = dry_run(step.graph, step.plan, step.cluster)
-    assert [part.runs for part in made.parts] == [2, 1]
-    seen = max(memory(p.simulation.replays[0], replace(CPU, inside=False)).peak for p in made.parts)
+    prediction = dry_run(step.graph, step.plan, step.cluster)
+    assert [part.runs for part in prediction.parts] == [2, 1]
+    seen = max(memory(p.simulation.replays[0], replace(CPU, inside=False)).peak for p in prediction.parts)
     assert abs(seen / measured - 1) < 0.01  # memory inside of operators is not measured
     sums = sum(p.numel() * 4 for p in model.parameters())
-    assert made.memory.kinds["accumulated gradients"] == sums
+    assert prediction.memory.kinds["accumulated gradients"] == sums
 
 
 def test_a_result_that_overwrites_an_operand_counts_once():
@@ -110,7 +110,7 @@ def test_a_result_that_overwrites_an_operand_counts_once():
     graph = tutti.capture(model, zoo.tokens(4), torch.optim.AdamW(model.parameters()))
     played = fuse(replay(improve(shard(graph, Plan({"dp": 1}), 0), "O2")), "O2")
     assert any(event.reuses for event in played.events)
-    found = memory(played, CUDA)
-    assert all(n >= 0 for n in found.kinds.values()) and all(a.bytes >= 0 for a in found.alive)
-    assert sum(found.kinds.values()) == found.peak == max(sum(kinds.values()) for _, kinds in course(played, CUDA))
+    usage = memory(played, CUDA)
+    assert all(n >= 0 for n in usage.kinds.values()) and all(a.bytes >= 0 for a in usage.alive)
+    assert sum(usage.kinds.values()) == usage.peak == max(sum(kinds.values()) for _, kinds in course(played, CUDA))
     assert all(n >= 0 for _, kinds in course(played, CUDA) for n in kinds.values())

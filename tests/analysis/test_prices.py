@@ -24,9 +24,9 @@ GPU = replace(CPU, device=replace(CPU.device, name="gpu"))
 
 def last(build, inputs, dtype=torch.float32) -> tuple[Event, float, float]:
     """The last call of a Program, and what it costs on the CPU and on the GPU."""
-    made = program(build, inputs, {"dp": 1}, dtype=dtype)
-    event = replay(made).events[-1]
-    return event, Prices(CPU, made).compute(event), Prices(GPU, made).compute(event)
+    lowered = program(build, inputs, {"dp": 1}, dtype=dtype)
+    event = replay(lowered).events[-1]
+    return event, Prices(CPU, lowered).compute(event), Prices(GPU, lowered).compute(event)
 
 
 def copied(view, args, shape):
@@ -56,11 +56,11 @@ def test_bools_are_converted_as_they_are_made():
     def build(calls, x):
         return (calls(aten._to_copy.default, (x,), (64,)),)
 
-    made = program(build, {"batch:x": (64,)}, {"dp": 1}, dtype=torch.bool)
-    node = next(n for n in made.graph.nodes if n.op == "call_function")
+    lowered = program(build, {"batch:x": (64,)}, {"dp": 1}, dtype=torch.bool)
+    node = next(n for n in lowered.graph.nodes if n.op == "call_function")
     node.kwargs = {"dtype": torch.float32}
-    (event,) = replay(made).events
-    assert Prices(CPU, made).compute(event) == pytest.approx(64 * 5 * RATES["compare"])
+    (event,) = replay(lowered).events
+    assert Prices(CPU, lowered).compute(event) == pytest.approx(64 * 5 * RATES["compare"])
 
 
 def test_a_pool_looks_at_what_its_windows_cover():
@@ -76,10 +76,10 @@ def test_a_look_up_reads_as_much_of_a_table_as_it_returns():
     def build(calls, table, indices):
         return (calls(aten.embedding.default, (table, indices), (6, 8)),)
 
-    made = program(build, {"param:table": (100, 8), "batch:i": (6,)}, {"dp": 1})
-    node = next(n for n in made.graph.nodes if n.name.startswith("batch_i"))
+    lowered = program(build, {"param:table": (100, 8), "batch:i": (6,)}, {"dp": 1})
+    node = next(n for n in lowered.graph.nodes if n.name.startswith("batch_i"))
     node.meta["val"] = replace(node.meta["val"], dtype=torch.int64)
-    (event,) = replay(made).events
+    (event,) = replay(lowered).events
     assert moved(event) == 6 * 8 + 2 * 6 * 8 * 4  # indices; rows that are read and written
 
 
@@ -87,22 +87,22 @@ def test_the_gradient_of_a_table_is_zeros_and_the_rows_that_are_added():
     def build(calls, grad, indices):
         return (calls(aten.embedding_dense_backward.default, (grad, indices, 100, -1, False), (100, 8)),)
 
-    made = program(build, {"batch:grad": (6, 8), "batch:i": (6,)}, {"dp": 1})
-    node = next(n for n in made.graph.nodes if n.name.startswith("batch_i"))
+    lowered = program(build, {"batch:grad": (6, 8), "batch:i": (6,)}, {"dp": 1})
+    node = next(n for n in lowered.graph.nodes if n.name.startswith("batch_i"))
     node.meta["val"] = replace(node.meta["val"], dtype=torch.int64)
-    (event,) = replay(made).events
+    (event,) = replay(lowered).events
     expected = 100 * 8 * 4 * RATES["add"] + 3 * 6 * 8 * 4 * RATES["table"]
-    assert Prices(CPU, made).compute(event) == pytest.approx(expected)
+    assert Prices(CPU, lowered).compute(event) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("made", "filled"), [(16, 1.0), (3, 16 / 3), (17, 32 / 17)])
-def test_channels_that_do_not_fill_the_lanes_of_a_cpu_cost_as_if_they_did(made, filled):
+@pytest.mark.parametrize(("channels", "filled"), [(16, 1.0), (3, 16 / 3), (17, 32 / 17)])
+def test_channels_that_do_not_fill_the_lanes_of_a_cpu_cost_as_if_they_did(channels, filled):
     def build(calls, x, w):
         arguments = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-        return (calls(aten.convolution.default, arguments, (1, made, 8, 8)),)
+        return (calls(aten.convolution.default, arguments, (1, channels, 8, 8)),)
 
-    _, on_cpu, on_gpu = last(build, {"batch:x": (1, 3, 8, 8), "param:w": (made, 3, 3, 3)})
-    assert on_gpu == pytest.approx(2 * 3 * 9 * made * 64 / 100.0)
+    _, on_cpu, on_gpu = last(build, {"batch:x": (1, 3, 8, 8), "param:w": (channels, 3, 3, 3)})
+    assert on_gpu == pytest.approx(2 * 3 * 9 * channels * 64 / 100.0)
     assert on_cpu == pytest.approx(filled * on_gpu)
 
 

@@ -22,12 +22,12 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch):
     """A compiler that only counts, and knows nothing from before."""
-    made = []
+    graphs = []
     monkeypatch.setattr(segment_calls, "COMPILED", {})
     monkeypatch.setattr(
-        compat, "compile_graph", lambda graph, args, modules: made.append(graph) or fx.GraphModule({}, graph)
+        compat, "compile_graph", lambda graph, args, modules: graphs.append(graph) or fx.GraphModule({}, graph)
     )
-    return made
+    return graphs
 
 
 def layers(depth: int, length: int = SMALLEST):
@@ -92,8 +92,8 @@ def of_layers(paths):
 
 def test_layers_that_are_alike_are_segments_of_their_own():
     paths = ["embed"] * 5 + ["h.0"] * LAYER + ["h.1"] * LAYER + ["h.2"] * (LAYER + 1) + ["head"] * 4
-    found = segments.segments(of_layers(paths), "O2")
-    assert [len(calls) for calls in found] == [5, LAYER, LAYER, LAYER + 1 + 4]
+    pieces = segments.segments(of_layers(paths), "O2")
+    assert [len(calls) for calls in pieces] == [5, LAYER, LAYER, LAYER + 1 + 4]
 
 
 def test_short_layers_are_compiled_together():
@@ -181,8 +181,8 @@ def test_what_is_computed_again_of_a_layer_begins_a_segment():
         x = call(graph, aten.sin.default, x)
         x.meta |= {"path": path, "number": i} | ({"recompute": "sin"} if path else {})
     graph.output((x,))
-    found = [[node.meta["number"] for node in segment] for segment in stretches(graph)]
-    assert found == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]]
+    numbers = [[node.meta["number"] for node in segment] for segment in stretches(graph)]
+    assert numbers == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]]
 
 
 def test_random_operators_are_written_out_with_the_same_numbers():

@@ -20,9 +20,9 @@ def test_a_training_step_and_a_forward_pass_share_a_store():
     compute = tutti.forward(model, batch, **where)
     for _ in range(3):
         torch.testing.assert_close(step(batch), reference(batch), rtol=1e-5, atol=1e-6)
-    found = compute(batch)
-    torch.testing.assert_close(found.loss, reference.evaluate(batch), rtol=1e-5, atol=1e-6)
-    assert found.logits.shape == (4, 16, 96) and not found.logits.requires_grad
+    output = compute(batch)
+    torch.testing.assert_close(output.loss, reference.evaluate(batch), rtol=1e-5, atol=1e-6)
+    assert output.logits.shape == (4, 16, 96) and not output.logits.requires_grad
 
 
 def test_a_loss_of_ones_own():

@@ -134,9 +134,9 @@ def test_state_of_a_module_changes_as_it_would_and_counting_compiles_no_more_aft
             plain.eval(), fast.eval()
         assert torch.equal(plain(x), fast(x))
         if i == 5:
-            made = len(fast.report().graphs)
+            graphs = len(fast.report().graphs)
         if i == 8:
-            assert len(fast.report().graphs) == made
+            assert len(fast.report().graphs) == graphs
     assert fast.calls == model.calls == plain.calls == 12 and int(model.norm.num_batches_tracked) == 9
     assert equal(dict(plain.state_dict()), dict(fast.state_dict()))
 
@@ -231,9 +231,9 @@ def test_a_recursion_over_trees_that_all_differ():
         assert equal(expected, (out, grads))
     report = fast.report()
     assert any(again.given_up for again in report.recompilations) and "limit" in str(report)
-    made = len(report.graphs)
+    graphs = len(report.graphs)
     fast(tree(4)), fast(tree(3))
-    assert len(fast.report().graphs) == made
+    assert len(fast.report().graphs) == graphs
 
 
 def test_a_loop_over_an_environment_in_numpy():
@@ -294,10 +294,10 @@ def test_a_llama_generates_the_same_tokens(level):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=64)).eval()
     ids = torch.randint(0, 64, (2, 5))
-    told = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(ids, **told)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
     model.forward = tutti.jit(model.forward, level=level)
-    assert torch.equal(model.generate(ids, **told), expected)
+    assert torch.equal(model.generate(ids, **options), expected)
     assert sum(graph.operators.get("linear", 0) for graph in model.forward.report().graphs) > 0
 
 
@@ -355,7 +355,7 @@ def test_where_the_compiler_fails_python_runs_and_this_is_told(monkeypatch):
 
     monkeypatch.setitem(jit.LEVELS, "O2", fails)
     fast = agrees(branches, (UP,), (DOWN,), level="O2")
-    assert any(found.whole and "compiler fails" in found.reason for found in fast.report().breaks)
+    assert any(graph_break.whole and "compiler fails" in graph_break.reason for graph_break in fast.report().breaks)
 
 
 def test_each_of_two_that_are_called_within_each_other_has_its_own_report():
@@ -368,7 +368,7 @@ def test_each_of_two_that_are_called_within_each_other_has_its_own_report():
     outer = tutti.jit(lambda x: between(x + 1) - 1, level="O0")
     assert torch.equal(outer(UP), (UP + 1) * 2 - 1)
     assert [len(fast.report().graphs) for fast in (outer, inner)] == [2, 2]
-    assert ["disable" in found.reason for fast in (outer, inner) for found in fast.report().breaks] == [True, False]
+    assert ["disable" in entry.reason for fast in (outer, inner) for entry in fast.report().breaks] == [True, False]
 
 
 def test_the_example():
@@ -403,5 +403,5 @@ def test_it_is_told_of_compilations_after_torch_has_forgotten_all():
         except AssertionError as error:
             print(error, len(fast.report().breaks))
     """
-    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert made.stdout == "not positive 1\n"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout == "not positive 1\n"

@@ -353,8 +353,8 @@ def losses_of_unseeded_ranks() -> list[float]:
 def test_ranks_train_one_model_on_one_batch(pool):
     alone = make()
     expected = [alone(zoo.tokens()).item() for _ in range(2)]
-    for found in pool.run(losses_of_unseeded_ranks):
-        assert found == pytest.approx(expected, rel=1e-5)
+    for losses in pool.run(losses_of_unseeded_ranks):
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def losses_of_the_tutorial() -> list[float]:
@@ -375,8 +375,8 @@ def test_the_script_of_the_tutorial_runs_in_processes(pool):
 def test_the_same_script_under_gloo(pool):
     alone = make()
     expected = [alone(zoo.tokens()).item(), alone.evaluate(zoo.tokens()).item(), len(alone.training_state())]
-    for found in pool.run(losses_under_gloo, "auto"):
-        assert found == pytest.approx(expected, rel=1e-5)
+    for numbers in pool.run(losses_under_gloo, "auto"):
+        assert numbers == pytest.approx(expected, rel=1e-5)
 
 
 class Remembers(nn.Module):
@@ -399,11 +399,11 @@ def test_buffers_are_copies_of_what_they_looked_at():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     step = tutti.parallelize(model, optimizer, (x,), cluster="cpu:1", level="O0")
     step((x,))
-    given = x.clone()
+    original = x.clone()
     x.zero_()
     state = step.state_dict()
     assert torch.equal(state["weight_before"], torch.arange(6.0))
-    assert torch.equal(state["last"], given)
+    assert torch.equal(state["last"], original)
 
 
 class Tables(nn.Module):

@@ -12,7 +12,7 @@ import tutti
 WIDTH, ROWS = 16, 8
 
 
-def made(plan: str = "zero3", devices: int = 4, dtype=torch.float32, **options):
+def stepped(plan: str = "zero3", devices: int = 4, dtype=torch.float32, **options):
     """A store with a model, its optimizer and a running sum; an update with dropout, and a forward pass."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * WIDTH, WIDTH)).to(
@@ -48,8 +48,8 @@ def data(i: int) -> Tensor:
 
 @pytest.mark.parametrize("there", ["tp", "dp2xtp2", "dp"])
 def test_training_and_inference_alternate_between_their_layouts(there):
-    store, update, forward = made("zero3")
-    other, train_only, _ = made("zero3")
+    store, update, forward = stepped("zero3")
+    other, train_only, _ = stepped("zero3")
     train, plain = update(), train_only()
     infer = forward(there)
     home, away = train.plan, infer.best_plan()
@@ -83,18 +83,18 @@ def test_all_layers_of_a_kind_move():
 
 
 def test_moving_costs_nothing_where_nothing_moves():
-    store, update, _ = made("zero3")
+    store, update, _ = stepped("zero3")
     assert store.relayout(update().plan) == 0
     with pytest.raises(ValueError, match="the store is on 4 devices, the plan is for 2"):
-        store.relayout(made("dp", 2)[1]().plan)
+        store.relayout(stepped("dp", 2)[1]().plan)
     with pytest.raises(ValueError, match="no function has used the store yet"):
-        made()[0].relayout(update().plan)
+        stepped()[0].relayout(update().plan)
 
 
 @pytest.mark.parametrize(("plan", "devices"), [("dp", 2), ("tp", 2), ("zero3", 4)])
 @pytest.mark.parametrize("through", ["folder", "tensors"])
 def test_a_store_resumes_bit_for_bit_under_any_plan(tmp_path, plan, devices, through):
-    store, update, _ = made("zero3")
+    store, update, _ = stepped("zero3")
     step = update()
     for i in range(2):
         step(data(i))
@@ -102,7 +102,7 @@ def test_a_store_resumes_bit_for_bit_under_any_plan(tmp_path, plan, devices, thr
     store.save(checkpoints)
     checkpoints.wait()
     state = store.training_state()
-    other, again, _ = made(plan, devices)
+    other, again, _ = stepped(plan, devices)
     used = plan == "tp"  # else the state is loaded before any function has used the store
     resumed = again() if used else None
     if through == "folder":
@@ -119,7 +119,7 @@ def test_a_store_resumes_bit_for_bit_under_any_plan(tmp_path, plan, devices, thr
 
 
 def test_a_tensor_that_a_checkpoint_lacks_begins_as_the_object_has_it(tmp_path):
-    store, update, _ = made("dp", 2)
+    store, update, _ = stepped("dp", 2)
     update()(data(0))
     checkpoints = tutti.Checkpoints(tmp_path)
     store.save(checkpoints)
@@ -136,7 +136,7 @@ def test_a_tensor_that_a_checkpoint_lacks_begins_as_the_object_has_it(tmp_path):
 
 
 def test_parameters_are_the_roundings_of_float32_master_weights():
-    store, update, _ = made("zero3", dtype=torch.bfloat16, fp32_master_weights=True)
+    store, update, _ = stepped("zero3", dtype=torch.bfloat16, fp32_master_weights=True)
     step = update()
     for i in range(3):
         step(data(i))
@@ -148,7 +148,7 @@ def test_parameters_are_the_roundings_of_float32_master_weights():
 
 
 def test_optimizer_state_may_be_kept_off_the_device():
-    (store, update, _), (_, plain, _) = made("offload", 1), made("single", 1)
+    (store, update, _), (_, plain, _) = stepped("offload", 1), stepped("single", 1)
     step, other = update(), plain()
     for i in range(3):
         assert torch.equal(step(data(i)), other(data(i)))
@@ -157,7 +157,7 @@ def test_optimizer_state_may_be_kept_off_the_device():
 
 def moved(there: str) -> tuple[int, int, float]:
     """Bytes that this process receives there and back, and the loss afterwards."""
-    store, update, forward = made("zero3")
+    store, update, forward = stepped("zero3")
     train, infer = update(), forward(there)
     train(data(0))
     away = store.relayout(infer.best_plan())

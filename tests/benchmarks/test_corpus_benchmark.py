@@ -29,8 +29,8 @@ def test_kept_documents_are_held_against_the_truth(corpus, tmp_path):
         {"id": "000000006", "kind": "lookalike"},
     ]
     (tmp_path / "truth.jsonl").write_text("".join(json.dumps(x) + "\n" for x in truth))
-    kept = {"000000001", "000000006", "000000007", "000000009"}
-    score = corpus.planted_score.score_kept(tmp_path, kept, documents=10)
+    survivors = {"000000001", "000000006", "000000007", "000000009"}
+    score = corpus.planted_score.score_kept(tmp_path, survivors, documents=10)
     assert score["caught"] == {"exact": 1.0, "chain": 1.0, "near 0.30": 0.0, "garbage gopher/hashes": 1.0,
                                "garbage": 1.0, "lookalike": 0.0}  # fmt: skip
     assert score["of"]["chain"] == 1 and "near 0.80" not in score["of"], "of a near copy with a copy of its own"
@@ -72,7 +72,7 @@ open(sys.argv[1] + "/kept.txt", "w").write("000000000\\n000000001\\n")
     run = corpus.measured(
         "test", [sys.executable, "-c", script, str(tmp_path / "out")], tmp_path / "out", documents=5, limit=60
     )
-    assert run.kept == {"000000000", "000000001"} and run.documents == 5
+    assert run.survivors == {"000000000", "000000001"} and run.documents == 5
     assert run.cpu >= 0.4 and run.peak > 150_000_000 and run.disk == 20
 
 

@@ -42,14 +42,14 @@ def test_each_step_is_kept_and_done_once(every, tmp_path):
         step(every, "third", "raise SystemExit(3)"),
     ]
     every.run(steps, tmp_path / "out", 60)
-    found = saved(tmp_path / "out")
-    assert {name: row["state"] for name, row in found.items()} == {
+    rows = saved(tmp_path / "out")
+    assert {name: row["state"] for name, row in rows.items()} == {
         "first": "passed", "second": "passed", "third": "failed"
     }  # fmt: skip
-    assert found["first"]["result"] == {"figure": 2} and found["third"]["code"] == 3
+    assert rows["first"]["result"] == {"figure": 2} and rows["third"]["code"] == 3
     assert "['first']" in (tmp_path / "out" / "all.log").read_text(), "a result is there before the next step begins"
     every.run(steps, tmp_path / "out", 60)
-    assert runs.read_text() == "x" and saved(tmp_path / "out") == found
+    assert runs.read_text() == "x" and saved(tmp_path / "out") == rows
 
 
 HANGS = """import subprocess, sys, time
@@ -94,17 +94,17 @@ def test_steps_of_a_group_run_side_by_side(every, tmp_path):
 
 def test_tests_are_told_one_by_one(every, tmp_path):
     (tmp_path / "test_two.py").write_text("def test_right(): pass\n\ndef test_wrong(): assert 1 == 2\n")
-    made = every.pytest_step("two", (str(tmp_path / "test_two.py"), "--rootdir", str(tmp_path)))
-    results = every.run([made], tmp_path, 60)
+    step = every.pytest_step("two", (str(tmp_path / "test_two.py"), "--rootdir", str(tmp_path)))
+    results = every.run([step], tmp_path, 60)
     tests = {name.rpartition("::")[2]: row for name, row in saved(tmp_path)["tests two"]["tests"].items()}
     assert tests["test_right"]["outcome"] == "passed" and tests["test_wrong"]["outcome"] == "failure"
-    assert "assert 1 == 2" in tests["test_wrong"]["message"] and "assert 1 == 2" in every.table([made], results)
+    assert "assert 1 == 2" in tests["test_wrong"]["message"] and "assert 1 == 2" in every.table([step], results)
 
 
 def test_every_shard_names_files_that_there_are_and_every_script_has_a_part(every):
     for arguments in every.SHARDS.values():
         assert all((every.ROOT / name).exists() for name in arguments if name.endswith(".py"))
-    parts = {made.part for made in every.steps_of()}
+    parts = {step.part for step in every.steps_of()}
     assert parts == {"device", "tests", *(path.stem for path in PATH.parent.glob("*.py") if path != PATH)}
 
 
@@ -114,5 +114,5 @@ def test_where_tutti_is_not_installed_its_release_is_told_all_the_same(every, mo
 
     monkeypatch.setattr(every.importlib.metadata, "version", missing)
     (folder,) = every.site_of()
-    (found,) = importlib.metadata.distributions(name="tutti", path=[folder])
-    assert found.version[0].isdigit()
+    (distribution,) = importlib.metadata.distributions(name="tutti", path=[folder])
+    assert distribution.version[0].isdigit()

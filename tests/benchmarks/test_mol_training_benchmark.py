@@ -24,15 +24,15 @@ def test_elements_follow_from_masses_and_samples_are_of_different_temperatures(b
     assert torch.bincount(species)[[1, 6, 7, 8]].tolist() == [12, 6, 2, 2]
     energies, positions, forces = benchmark.sample(4, 3, 1, warm=200, every=10)
     assert energies.shape == (3, 4) and positions.shape == forces.shape == (3, 4, 22, 3)
-    made = benchmark.structures((energies, positions, forces), species)
-    assert len(made) == 12 and float(made[4].forces.norm()) == pytest.approx(
+    structures = benchmark.structures((energies, positions, forces), species)
+    assert len(structures) == 12 and float(structures[4].forces.norm()) == pytest.approx(
         float(forces[1, 0].norm()) * benchmark.factor("force", benchmark.MD, benchmark.ELECTRONVOLT))  # fmt: skip
     assert float(energies[-1, 3]) > float(energies[-1, 0])  # 600 K and 300 K
 
 
 def test_networks_learn(benchmark):
-    found = benchmark.run(True)
-    assert list(found["networks"]) == ["SchNet", "PaiNN", "MolCT"]
-    assert found["train"] == found["held_out"] == 24
-    for name, row in found["networks"].items():
-        assert row["errors"]["force_mae"] < 0.9 * found["baseline"]["force_mae"], name
+    results = benchmark.run(True)
+    assert list(results["networks"]) == ["SchNet", "PaiNN", "MolCT"]
+    assert results["train"] == results["held_out"] == 24
+    for name, row in results["networks"].items():
+        assert row["errors"]["force_mae"] < 0.9 * results["baseline"]["force_mae"], name

@@ -30,9 +30,9 @@ def modules():
 
 @pytest.fixture(scope="module")
 def text(modules):
-    """Of the language's own reference, which comes with every Python."""
-    found = dict.fromkeys(x for y in topics.values() for x in modules["text"].sentences_of(y))
-    return modules["text"].pool_of(found, 4000, foreign=60)
+    """Sentences of the language's own reference, which comes with every Python."""
+    distinct = dict.fromkeys(x for y in topics.values() for x in modules["text"].sentences_of(y))
+    return modules["text"].pool_of(distinct, 4000, foreign=60)
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,14 @@ def test_equal_seeds_give_equal_bytes(modules, text, tmp_path):
 
 
 def test_documents_are_of_the_size_and_number_that_the_manifest_says(modules, text, tmp_path):
-    made = modules["corpus"].write(tmp_path, 400_000, text=text, shard=150_000)
+    facts = modules["corpus"].write(tmp_path, 400_000, text=text, shard=150_000)
     paths = sorted((tmp_path / "documents").iterdir())
     documents = [json.loads(x) for path in paths for x in path.read_text().splitlines()]
-    assert len(documents) == made["documents"] == sum(made["kinds"].values()) and len(paths) == made["files"] == 3
+    assert len(documents) == facts["documents"] == sum(facts["kinds"].values()) and len(paths) == facts["files"] == 3
     assert [x["id"] for x in documents] == [f"{i:09d}" for i in range(len(documents))]
-    assert sum(len(x["text"].encode()) for x in documents) == made["bytes"] >= 400_000
+    assert sum(len(x["text"].encode()) for x in documents) == facts["bytes"] >= 400_000
     truth = modules["corpus"].read_truth(tmp_path)
-    assert len(truth) == made["documents"] - made["kinds"]["clean"]
+    assert len(truth) == facts["documents"] - facts["kinds"]["clean"]
     with pytest.raises(ValueError, match="is not empty"):
         modules["corpus"].write(tmp_path, 1000, text=text)
 
@@ -182,18 +182,18 @@ def test_sizes_are_read(modules):
 
 
 def test_each_record_of_a_warc_file_is_a_member_of_its_own(modules, text, tmp_path):
-    made = modules["pages"].write(tmp_path, 150_000, text=text, pages=3)
+    facts = modules["pages"].write(tmp_path, 150_000, text=text, pages=3)
     truth = [json.loads(x) for x in (tmp_path / "truth.jsonl").read_text().splitlines()]
-    assert len(truth) == made["records"] and made["files"] == 1
-    data, found = (tmp_path / "00000.warc.gz").read_bytes(), []
+    assert len(truth) == facts["records"] and facts["files"] == 1
+    data, records = (tmp_path / "00000.warc.gz").read_bytes(), []
     for member in data.split(b"\x1f\x8b\x08\x00")[1:]:
         block = gzip.GzipFile(fileobj=io.BytesIO(b"\x1f\x8b\x08\x00" + member)).read()
         head, _, rest = block.partition(b"\r\n\r\n")
         fields = dict(x.split(": ", 1) for x in head.decode().split("\r\n")[1:])
         assert rest.endswith(b"\r\n\r\n") and len(rest) - 4 == int(fields["Content-Length"])
-        found.append((fields["WARC-Type"], fields.get("WARC-Target-URI"), rest))
-    assert [x[0] for x in found] == ["warcinfo", *(x["type"] for x in truth)]
-    for (_, url, rest), line in zip(found[1:], truth, strict=True):
+        records.append((fields["WARC-Type"], fields.get("WARC-Target-URI"), rest))
+    assert [x[0] for x in records] == ["warcinfo", *(x["type"] for x in truth)]
+    for (_, url, rest), line in zip(records[1:], truth, strict=True):
         assert url == line["url"]
         if line["variant"] == "article":
             page = html.unescape(rest.decode())

@@ -33,12 +33,12 @@ def test_rows_are_complete(published):
 def test_errors_are_relative_to_what_was_published(published):
     row = {"row": "X", "config": "a.json", "cluster": "h100:8", "step_seconds": 2.0, "peak_gib": None,
            "source": "somebody (2024)"}  # fmt: skip
-    found = {"plan": "dp8", "kind": published.DENSE, "predicted_seconds": 1.5, "predicted_gib": 40.0, "fits": True,
+    prediction = {"plan": "dp8", "kind": published.DENSE, "predicted_seconds": 1.5, "predicted_gib": 40.0, "fits": True,
              "took": 1.0}  # fmt: skip
-    made = published.judged(row, found)
-    assert made["error"] == -0.25 and made["memory_error"] is None and made["source"] == "somebody"
-    assert published.judged({**row, "peak_gib": 50.0}, found)["memory_error"] == -0.2
-    kinds = published.by_kind([made, {**made, "error": 0.05, "memory_error": 0.1}])
+    judged_row = published.judged(row, prediction)
+    assert judged_row["error"] == -0.25 and judged_row["memory_error"] is None and judged_row["source"] == "somebody"
+    assert published.judged({**row, "peak_gib": 50.0}, prediction)["memory_error"] == -0.2
+    kinds = published.by_kind([judged_row, {**judged_row, "error": 0.05, "memory_error": 0.1}])
     assert kinds[published.DENSE]["mean"] == 0.15 and kinds[published.MEMORY]["rows"] == 1
     assert published.EXPERTS not in kinds
 

@@ -43,7 +43,9 @@ def test_residuals_are_all_reduced_as_in_megatron(sc21, tiny):
     """Two all-reduces of a microbatch's activations forward and two backward in each layer, and nothing else."""
     size = 2 * tiny.run.microbatch * sc21.TOKENS * tiny.run.hidden
     all_reduce = 2 * (tiny.run.tp - 1) * size // tiny.run.tp
-    large = [c for c in tiny.made.parts[0].program.collectives if ".h." in c.label and c.bytes > size // 100]
+    large = [
+        c for c in tiny.dry_run_of_stage.parts[0].program.collectives if ".h." in c.label and c.bytes > size // 100
+    ]
     assert {(c.kind, c.axis, c.bytes) for c in large} == {("all_reduce", "tp", all_reduce)}
     assert Counter("/forward/" in c.label for c in large) == {True: 2 * tiny.layers, False: 2 * tiny.layers}
 
@@ -55,11 +57,11 @@ def test_parts_of_a_stage_are_the_simulated_step(sc21, tiny):
     counted = m * sum(once[name] for name in ("forward", "backward", "ends", "sums")) + once["update"] + once["reduce"]
     copies = sum(
         part.runs * task.seconds
-        for part in tiny.made.parts
+        for part in tiny.dry_run_of_stage.parts
         for task in part.simulation.tasks[0]
         if task.name.startswith("copy for ")
     )
-    assert counted + copies == pytest.approx(tiny.made.seconds, rel=1e-9)
+    assert counted + copies == pytest.approx(tiny.dry_run_of_stage.seconds, rel=1e-9)
 
 
 def test_deeper_models_are_scaled_by_layers(sc21, tiny):
@@ -86,10 +88,10 @@ def test_a_pipeline_adds_its_bubble_and_sends(sc21):
 
 def test_gradients_are_hidden_by_one_kind_of_data_parallelism_alone(sc21, tiny):
     hidden = sc21.Stage(replace(tiny.run, hides=True), 2)
-    hidden.__dict__["made"] = tiny.made
+    hidden.__dict__["dry_run_of_stage"] = tiny.dry_run_of_stage
     open_, hid = sc21.step(tiny), sc21.step(hidden)
     once = tiny.seconds()
-    behind = once["backward"] + once["forward"] + sc21.dropped(tiny.run, tiny.made.cluster)
+    behind = once["backward"] + once["forward"] + sc21.dropped(tiny.run, tiny.dry_run_of_stage.cluster)
     assert open_["reduced"] == once["reduce"] > 0
     assert hid["reduced"] == max(0.0, once["reduce"] - behind)
     assert {k: v for k, v in open_.items() if k != "reduced"} == {k: v for k, v in hid.items() if k != "reduced"}
@@ -97,15 +99,15 @@ def test_gradients_are_hidden_by_one_kind_of_data_parallelism_alone(sc21, tiny):
 
 def test_shares_that_made_a_time_are_found_again(sc21, tiny, monkeypatch):
     """Two runs whose published speed is what known shares predict."""
-    known = sc21.Shares(0.7, 0.6)
+    shares = sc21.Shares(0.7, 0.6)
     larger = sc21.Stage(replace(tiny.run, hidden=1024, heads=8), 2)
     stages = {}
     for stage in (tiny, larger):
-        run = replace(stage.run, published=sc21.teraflops(stage, known))
+        run = replace(stage.run, published=sc21.teraflops(stage, shares))
         stages[run] = sc21.Stage(run, 2)
-        stages[run].__dict__["made"] = stage.made
-    found = sc21.fit(stages, tuple(stages))
-    assert (found.matmul, found.memory) == pytest.approx((0.7, 0.6), rel=1e-2)
+        stages[run].__dict__["dry_run_of_stage"] = stage.dry_run_of_stage
+    fitted = sc21.fit(stages, tuple(stages))
+    assert (fitted.matmul, fitted.memory) == pytest.approx((0.7, 0.6), rel=1e-2)
 
 
 def test_bus_bandwidth_inside_a_node_is_what_was_measured(sc21):

@@ -32,9 +32,9 @@ def fill(folder):
 
 
 def save(root, step, fill=fill, keep=3):
-    made = Checkpoints(root, keep)
-    made.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()}, {"seed": 7}, fill)
-    return made.wait()
+    checkpoints = Checkpoints(root, keep)
+    checkpoints.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()}, {"seed": 7}, fill)
+    return checkpoints.wait()
 
 
 @pytest.fixture
@@ -129,10 +129,10 @@ def test_a_watchdog_is_told_of_what_takes_long(root, monkeypatch):
     Checkpoints(root).latest()
     waited = threading.Event()
     monkeypatch.setattr(module, "write", lambda *a: waited.wait(10) and write(*a))
-    made = Checkpoints(root)
-    made.save(30, {"a": ShardedTensor.whole(STATE["a"])})
-    monkeypatch.setattr(made._thread, "join", lambda: (seen.append(HEARTBEAT.busy), waited.set()))
-    made.wait()
+    checkpoints = Checkpoints(root)
+    checkpoints.save(30, {"a": ShardedTensor.whole(STATE["a"])})
+    monkeypatch.setattr(checkpoints._thread, "join", lambda: (seen.append(HEARTBEAT.busy), waited.set()))
+    checkpoints.wait()
     assert seen == ["loads a checkpoint", "saves a checkpoint"] and HEARTBEAT.busy == ""
 
 
@@ -223,8 +223,8 @@ def test_the_first_checkpoint_failing_says_that_there_is_none(tmp_path):
 def test_the_manifest_names_every_file(root):
     about = json.loads((root / "step-00000010" / "manifest.json").read_text())
     assert about["step"] == 10 and about["files"].keys() == {"config.json", DATA, ".metadata"}
-    for name, told in about["files"].items():
-        assert told["bytes"] == (root / "step-00000010" / name).stat().st_size
+    for name, entry in about["files"].items():
+        assert entry["bytes"] == (root / "step-00000010" / name).stat().st_size
 
 
 def test_the_state_of_the_moment_is_saved_while_training_goes_on(tmp_path, monkeypatch):
@@ -236,27 +236,27 @@ def test_the_state_of_the_moment_is_saved_while_training_goes_on(tmp_path, monke
         return real(*args)
 
     monkeypatch.setattr(module, "write", slow)
-    state, made = torch.arange(10.0), Checkpoints(tmp_path)
-    made.save(1, {"a": ShardedTensor.whole(state)})
-    assert begun.wait(10) and made.done() is None
+    state, checkpoints = torch.arange(10.0), Checkpoints(tmp_path)
+    checkpoints.save(1, {"a": ShardedTensor.whole(state)})
+    assert begun.wait(10) and checkpoints.done() is None
     state.zero_()  # the next step
     go.set()
-    assert made.wait() == tmp_path / "step-00000001" and made.wait() is None
+    assert checkpoints.wait() == tmp_path / "step-00000001" and checkpoints.wait() is None
     assert torch.equal(CheckpointReader(tmp_path / "step-00000001").whole("a"), torch.arange(10.0))
 
 
 def test_a_second_folder_gets_each_and_is_looked_into_where_the_first_has_none(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    made = Checkpoints(first, 2, second)
+    checkpoints = Checkpoints(first, 2, second)
     for step in (1, 2, 3):
-        made.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()})
-        made.wait()
+        checkpoints.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()})
+        checkpoints.wait()
     assert [p.name for p in folders.folders(second)] == ["step-00000003", "step-00000002"]
-    assert latest(second, pytest.fail) == second / "step-00000003" and made.latest(pytest.fail).parent == first
+    assert latest(second, pytest.fail) == second / "step-00000003" and checkpoints.latest(pytest.fail).parent == first
     for folder in folders.folders(first):
         (folder / DATA).unlink()
     said = []
-    assert made.latest(said.append) == second / "step-00000003"
+    assert checkpoints.latest(said.append) == second / "step-00000003"
     assert said == [f"checkpoint {first}/step-00000003 is not complete: {DATA} is missing: skipped"]
 
 
@@ -275,23 +275,23 @@ def test_of_two_folders_the_newest_is_taken_and_both_are_cleared(tmp_path):
 def test_where_the_second_folder_is_full_the_first_goes_on(tmp_path, monkeypatch):
     first, second, real = tmp_path / "first", tmp_path / "second", shutil.copyfile
 
-    def full(source, target, **known):
+    def full(source, target, **options):
         if str(target).endswith(DATA):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(source, target, **known)
+        return real(source, target, **options)
 
-    made = Checkpoints(first, 1, second)
+    checkpoints = Checkpoints(first, 1, second)
     for step in (1, 2, 3):
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "copyfile", full if step == 2 else real)
-            made.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()})
+            checkpoints.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()})
             newest = first / f"step-0000000{step}"
             if step == 2:
                 with pytest.warns(match=f"{newest} is complete, and has no second copy: {second}: .*No space left"):
-                    assert made.wait() == newest
+                    assert checkpoints.wait() == newest
                 assert [path.name for path in second.iterdir()] == ["step-00000001"]
             else:
-                assert made.wait() == newest
+                assert checkpoints.wait() == newest
         assert list(first.iterdir()) == [newest]
     assert [path.name for path in second.iterdir()] == ["step-00000003"]
 

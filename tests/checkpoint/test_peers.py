@@ -21,7 +21,7 @@ from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.sim.restart import Restart, restart
 
 
-def made(plan: str, seed: int = 0, cluster: str = "auto") -> tutti.Step:
+def parallelized(plan: str, seed: int = 0, cluster: str = "auto") -> tutti.Step:
     model = zoo.llama(4, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return tutti.parallelize(model, optimizer, zoo.tokens(120), cluster=cluster, plan=plan, level="O0",
@@ -30,15 +30,15 @@ def made(plan: str, seed: int = 0, cluster: str = "auto") -> tutti.Step:
 
 def machine(root: str, per_machine: int) -> Path:
     """The memory of the machine that a process is on."""
-    found = Path(root, f"machine {int(os.environ['RANK']) // per_machine}")
-    found.mkdir(parents=True, exist_ok=True)
-    return found
+    folder = Path(root, f"machine {int(os.environ['RANK']) // per_machine}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def kept(root: str, per_machine: int = 2) -> tuple[float, list[str]]:
+def loss_and_copies(root: str, per_machine: int = 2) -> tuple[float, list[str]]:
     """A copy in memory after each of two steps; the loss of the third, and what files are on this machine."""
     passing.CHUNK, gathered.ROUND = 5000, 4000  # several of each
-    step = made("dp2xtp2")
+    step = parallelized("dp2xtp2")
     checkpoints = tutti.Checkpoints(Path(root, "disk"), memory=machine(root, per_machine))
     assert checkpoints.latest(pytest.fail) is None
     step(zoo.tokens(120))
@@ -56,24 +56,24 @@ def resumed(root: str, plan: str, per_machine: int = 2) -> tuple[str, int, int, 
     """What is found, the step it is of, bytes read and sent, the loss of the third step, and what was said."""
     passing.CHUNK, gathered.ROUND = 5000, 4000
     said: list[str] = []
-    step = made(plan, seed=1 + int(os.environ["RANK"]))
+    step = parallelized(plan, seed=1 + int(os.environ["RANK"]))
     checkpoints = tutti.Checkpoints(Path(root, "disk"), memory=machine(root, per_machine))
-    found = checkpoints.latest(said.append)
-    assert found is not None
-    count, done = step.load(found), step.steps
+    latest = checkpoints.latest(said.append)
+    assert latest is not None
+    count, done = step.load(latest), step.steps
     for seed in range(done, 3):
         loss = step(zoo.tokens(120, seed=seed)).item()
-    held = sum(x.nbytes for x in step.store.parts[0].values())
-    assert 0 < count <= held
-    sent = found.sent if isinstance(found, PeerCheckpoint) else -1
-    return type(found).__name__, done, count, sent, loss, said
+    own_bytes = sum(x.nbytes for x in step.store.parts[0].values())
+    assert 0 < count <= own_bytes
+    sent = latest.sent if isinstance(latest, PeerCheckpoint) else -1
+    return type(latest).__name__, done, count, sent, loss, said
 
 
 @pytest.fixture(scope="module")
 def jobs(pool, tmp_path_factory) -> dict[int, tuple[Path, list[tuple[float, list[str]]]]]:
     """By processes of a machine: where a job of four was left, and what `kept` found."""
     roots = {per_machine: tmp_path_factory.mktemp("job") for per_machine in (1, 2)}
-    return {n: (root, pool.run(kept, str(root), n)) for n, root in roots.items()}
+    return {n: (root, pool.run(loss_and_copies, str(root), n)) for n, root in roots.items()}
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def left(jobs, tmp_path):
     """A copy of it, to be lost in parts; the loss of the third step, and the files of each rank's machine."""
 
     def of(per_machine: int) -> tuple[Path, float, list[list[str]]]:
-        root, found = jobs[per_machine]
+        root, ranks = jobs[per_machine]
         shutil.copytree(root, tmp_path / "job")
-        return tmp_path / "job", found[0][0], [names for _, names in found]
+        return tmp_path / "job", ranks[0][0], [names for _, names in ranks]
 
     return of
 
@@ -100,8 +100,8 @@ def copies_in(root: Path) -> list[Path]:
 
 def predicted(plan: str, per_machine: int, lost: int) -> Restart:
     """What a dry run says of it."""
-    after = made(plan, cluster="cpu:4")
-    return restart(after.graph, after.plan, per_machine, made("dp2xtp2", cluster="cpu:4").plan, lost=lost)
+    after = parallelized(plan, cluster="cpu:4")
+    return restart(after.graph, after.plan, per_machine, parallelized("dp2xtp2", cluster="cpu:4").plan, lost=lost)
 
 
 @pytest.mark.parametrize("plan, lost", [slow("dp2xtp2", 0), ("dp2xtp2", 1), slow("zero3", 1), slow("pp2xtp2", 0)])
@@ -110,9 +110,9 @@ def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
     data = [f"__{rank}_0.distcp" for rank in range(4)]
     assert all(names == [".metadata", *data, "manifest.json"] for names in files), "with two machines each has all"
     shutil.rmtree(root / f"machine {lost}")
-    told, results = predicted(plan, 2, lost), pool.run(resumed, str(root), plan)
-    assert told.devices == [row[2] for row in results]
-    assert told.sent == [results[2 * i][3] + results[2 * i + 1][3] for i in range(2)]
+    forecast, results = predicted(plan, 2, lost), pool.run(resumed, str(root), plan)
+    assert forecast.devices == [row[2] for row in results]
+    assert forecast.sent == [results[2 * i][3] + results[2 * i + 1][3] for i in range(2)]
     for rank, (kind, done, count, sent, loss, said) in enumerate(results):
         assert (kind, done, said) == ("PeerCheckpoint", 2, [])
         assert sent == (count if rank // 2 == lost else 0), "what is on a rank's own machine is read there"
@@ -127,8 +127,8 @@ def test_each_machine_has_its_own_parts_and_those_of_the_one_before(pool, left):
     shutil.rmtree(root / "machine 2")
     results = pool.run(resumed, str(root), "dp2xtp2", 1)
     assert [(kind, done, loss) for kind, done, _, _, loss, _ in results] == [("PeerCheckpoint", 2, expected)] * 4
-    told = predicted("dp2xtp2", 1, lost=2)
-    assert [row[2] for row in results] == told.devices and [row[3] for row in results] == told.sent
+    forecast = predicted("dp2xtp2", 1, lost=2)
+    assert [row[2] for row in results] == forecast.devices and [row[3] for row in results] == forecast.sent
 
 
 def test_where_two_neighbours_are_lost_the_disk_is_taken(pool, left):
@@ -141,13 +141,13 @@ def test_where_two_neighbours_are_lost_the_disk_is_taken(pool, left):
     assert [row[-1] for row in results] == [said, [], [], []]
 
 
-@pytest.mark.parametrize(("damaged", "found"), [slow([0], ("PeerCheckpoint", 2)), ([0, 1], ("PosixPath", 1))])
-def test_what_is_damaged_is_read_elsewhere_or_not_at_all(pool, left, damaged, found):
+@pytest.mark.parametrize(("damaged", "expected"), [slow([0], ("PeerCheckpoint", 2)), ([0, 1], ("PosixPath", 1))])
+def test_what_is_damaged_is_read_elsewhere_or_not_at_all(pool, left, damaged, expected):
     root, loss, _ = left(2)
     for i in damaged:
         flip(copies_in(root)[i] / "__1_0.distcp")
     for kind, done, _, _, last, _ in pool.run(resumed, str(root), "dp2xtp2"):
-        assert ((kind, done), last) == (found, loss)
+        assert ((kind, done), last) == (expected, loss)
 
 
 def test_what_was_not_finished_is_never_taken(pool, left):
@@ -166,13 +166,13 @@ def test_of_another_run_in_the_same_folder_nothing_is_taken(pool, left):
 
 
 def finds_nothing(root: str) -> bool:
-    made("dp2xtp2")
+    parallelized("dp2xtp2")
     return tutti.Checkpoints(Path(root, "disk"), memory=machine(root, 2)).latest(pytest.fail) is None
 
 
 def without_room(root: str, what: str) -> tuple[str, str, bool]:
     """What is said when the second copy cannot be kept, why there are no more, and whether the first is found."""
-    step = made("dp2xtp2")
+    step = parallelized("dp2xtp2")
     checkpoints = tutti.Checkpoints(Path(root, "disk"), memory=machine(root, 2))
     step.save(checkpoints, in_memory=True)
     checkpoints.wait()
@@ -190,8 +190,8 @@ def without_room(root: str, what: str) -> tuple[str, str, bool]:
             checkpoints.wait()
     with pytest.raises(ValueError) as refused:
         step.save(checkpoints, in_memory=True)
-    found = checkpoints.latest(pytest.fail)
-    assert isinstance(found, PeerCheckpoint) and found.step == 0
+    latest = checkpoints.latest(pytest.fail)
+    assert isinstance(latest, PeerCheckpoint) and latest.step == 0
     checkpoints.forget()
     return str(said.value), str(refused.value), machine(root, 2).exists() and not any(machine(root, 2).iterdir())
 
@@ -228,16 +228,16 @@ def test_one_process_keeps_a_copy_too(tmp_path):
     step(zoo.tokens())
     checkpoints.wait()
     assert [path.name for path in checkpoints.peers.folder.iterdir()] == ["step-00000001"]
-    found = checkpoints.latest(pytest.fail)
-    assert isinstance(found, PeerCheckpoint) and step.load(found) > 0
+    latest = checkpoints.latest(pytest.fail)
+    assert isinstance(latest, PeerCheckpoint) and step.load(latest) > 0
     after = step.training_state()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_there_is_no_more_room_than_the_machine_has_memory(monkeypatch):
     monkeypatch.setattr(peers.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 60, 0, 1 << 60))
-    told = Path("/proc/meminfo")
-    total = told.exists() and int(told.read_text().split()[1]) * 1024
+    meminfo = Path("/proc/meminfo")
+    total = meminfo.exists() and int(meminfo.read_text().split()[1]) * 1024
     assert 0 < peers._room(Path("/")) <= (total or 1 << 60)
 
 

@@ -29,11 +29,11 @@ def mesh_of(count: int) -> dict[str, int]:
 def layout_of(shape: tuple[int, ...], mesh: dict[str, int]) -> Layout:
     """One that the shape can lie in, strided ones too."""
     for _ in range(20):
-        made = {
+        splits = {
             axis: Split(random.randrange(len(shape)), random.choice((1, 1, 2, 3, 4)))
             for axis in mesh if shape and random.random() < 0.7
         }  # fmt: skip
-        layout = Layout.of(made)
+        layout = Layout.of(splits)
         if layout.fits(shape, mesh):
             return layout
     return Layout()
@@ -48,7 +48,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
     return {f"tensor {i}": (torch.randn(s) * 9).to(random.choice(DTYPES)) for i, s in enumerate(shapes)}
 
 
-def held(tensors: dict[str, torch.Tensor], mesh: dict[str, int]) -> dict[str, ShardedTensor]:
+def shards_of_rank(tensors: dict[str, torch.Tensor], mesh: dict[str, int]) -> dict[str, ShardedTensor]:
     laid = {name: layout_of(tuple(whole.shape), mesh) for name, whole in tensors.items()}
     return {name: ShardedTensor(Spec.of(whole), laid[name], mesh, parts_of(whole, laid[name], mesh), i)
             for i, (name, whole) in enumerate(tensors.items())}  # fmt: skip
@@ -59,7 +59,7 @@ def saved(tmp_path) -> tuple[dict[str, torch.Tensor], Path]:
     random.seed(0)
     torch.manual_seed(0)
     tensors = some_tensors()
-    write(tmp_path / "c", copies(held(tensors, {"a": 2, "b": 3})))
+    write(tmp_path / "c", copies(shards_of_rank(tensors, {"a": 2, "b": 3})))
     return tensors, tmp_path / "c"
 
 
@@ -69,8 +69,8 @@ def test_any_layout_becomes_any_other_bit_for_bit(seed, tmp_path):
     torch.manual_seed(seed)
     before, after = mesh_of(random.randint(1, 12)), mesh_of(random.randint(1, 12))
     tensors = some_tensors()
-    write(tmp_path, copies(held(tensors, before)))
-    blocks = [x for _, blocks in copies(held(tensors, before)).values() for x in blocks.values()]
+    write(tmp_path, copies(shards_of_rank(tensors, before)))
+    blocks = [x for _, blocks in copies(shards_of_rank(tensors, before)).values() for x in blocks.values()]
     assert sum(x.nbytes for x in blocks) == sum(x.nbytes for x in tensors.values()), "each byte once"
     layouts = {name: layout_of(tuple(whole.shape), after) for name, whole in tensors.items()}
     for rank in range(devices(after)):
@@ -112,8 +112,8 @@ def test_copies_lie_in_the_memory_of_earlier_ones(saved):
     for whole in tensors.values():
         whole.fill_(1)
     again = copies({name: ShardedTensor.whole(whole) for name, whole in tensors.items()}, first)
-    found = [x for _, blocks in again.values() for x in blocks.values()]
-    assert [x.data_ptr() for x in found] == memory and all(x.all() for x in found)
+    parts = [x for _, blocks in again.values() for x in blocks.values()]
+    assert [x.data_ptr() for x in parts] == memory and all(x.all() for x in parts)
 
 
 @pytest.mark.parametrize(("name", "shape", "dtype", "message"), [

@@ -18,7 +18,7 @@ from tutti.checkpoint.reshard import reshard
 from tutti.plan.plan import Plan
 
 
-def made(plan: str, devices: int) -> tutti.Step:
+def parallelized(plan: str, devices: int) -> tutti.Step:
     model = zoo.llama()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return tutti.parallelize(model, optimizer, zoo.tokens(), cluster=f"cpu:{devices}", plan=plan, level="O0")
@@ -27,10 +27,10 @@ def made(plan: str, devices: int) -> tutti.Step:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> tuple[Path, Plan]:
     """A checkpoint of two devices, and a plan for four."""
-    step, checkpoints = made("dp2", 2), tutti.Checkpoints(tmp_path_factory.mktemp("run") / "checkpoints")
+    step, checkpoints = parallelized("dp2", 2), tutti.Checkpoints(tmp_path_factory.mktemp("run") / "checkpoints")
     step(zoo.tokens())
     step.save(checkpoints, fill=lambda folder: (folder / "config.json").write_text("{}"))
-    return checkpoints.wait(), made("tp2xzero3", 4).plan
+    return checkpoints.wait(), parallelized("tp2xzero3", 4).plan
 
 
 def test_the_same_state_in_other_blocks(saved, tmp_path):
@@ -45,7 +45,7 @@ def test_the_same_state_in_other_blocks(saved, tmp_path):
     assert all(torch.equal(before.whole(name), after.whole(name)) for name in before.tensors)
     about = manifest(new)
     assert about["plan"]["name"] == plan.name and about["step"] == manifest(folder)["step"] == 1
-    step = made("zero3", 4)
+    step = parallelized("zero3", 4)
     step.load(new)
     assert step.steps == 1
 
@@ -87,7 +87,7 @@ def test_verbs(saved, tmp_path, capsys):
 
 def test_what_differs_is_shown_and_what_is_broken(saved, tmp_path, capsys):
     folder, _ = saved
-    step, checkpoints = made("tp2", 2), tutti.Checkpoints(tmp_path / "other")
+    step, checkpoints = parallelized("tp2", 2), tutti.Checkpoints(tmp_path / "other")
     step(zoo.tokens(seed=5))
     step(zoo.tokens(seed=6))
     step.save(checkpoints)
@@ -102,7 +102,7 @@ def test_what_differs_is_shown_and_what_is_broken(saved, tmp_path, capsys):
     assert cli.main(["checkpoint", "show", str(tmp_path)]) == 2
     assert f"{tmp_path} is neither a checkpoint nor a run folder with checkpoints" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"is not complete: __0_0\.distcp is missing"):
-        reshard(broken, made("tp2", 2).plan, tmp_path / "new")
+        reshard(broken, parallelized("tp2", 2).plan, tmp_path / "new")
     with pytest.raises(ValueError, match=r"is not complete: __0_0\.distcp is missing"):
         step.load(broken)
     with pytest.raises(ValueError, match=r"is no checkpoint: it has no manifest\.json; it holds some: name one, as"):

@@ -71,7 +71,7 @@ PAYLOADS = {system: "posix.system", nested: "builtins.getattr", attribute: "torc
             opened: "builtins.open"}  # fmt: skip
 
 
-def made() -> tutti.Step:
+def parallelized() -> tutti.Step:
     torch.manual_seed(0)
     model = Squared(3, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -89,7 +89,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def step() -> tutti.Step:
-    return made()
+    return parallelized()
 
 
 @pytest.fixture
@@ -149,8 +149,8 @@ def test_a_pickle_that_calls_is_refused_and_named(step, root, tmp_path, capsys, 
     rewrite(bad, ".metadata", payload(marker))
     said = opens(step, bad, good, tmp_path, capsys)
     assert all(f".metadata is a pickle that names {name}" in text for text in said.values()), said
-    told: list[str] = []
-    assert tutti.Checkpoints(root).latest(told.append) == good and name in told[0]
+    messages: list[str] = []
+    assert tutti.Checkpoints(root).latest(messages.append) == good and name in messages[0]
     assert not marker.exists()
 
 
@@ -235,7 +235,7 @@ def test_reshard_copies_what_the_manifest_lists(step, root, tmp_path):
 
 
 def test_what_torch_writes_is_read(tmp_path):
-    """Of every dtype, of a model with an optimizer, and of dense tensors that are not contiguous."""
+    """Tensors of every dtype, the state of a model with an optimizer, and of dense tensors that are not contiguous."""
     model = torch.nn.Linear(3, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(3)).sum().backward()
@@ -272,10 +272,10 @@ def test_a_compressed_block_is_refused(root):
     block = next(iter(stored.blocks.values()))[0]
     squeezed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO((bad / DATA).read_bytes()[block.offset :][: block.count])) as members:
-        found = {x.filename: x for x in members.infolist()}
-    with zipfile.ZipFile(squeezed, "w", zipfile.ZIP_DEFLATED) as made:
-        for name in found:
-            made.writestr(name, b"x" * 40)
+        entries = {x.filename: x for x in members.infolist()}
+    with zipfile.ZipFile(squeezed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in entries:
+            archive.writestr(name, b"x" * 40)
     (bad / DATA).write_bytes(squeezed.getvalue().ljust(block.offset + block.count, b"\0"))
     with pytest.raises(ValueError, match="cannot be loaded"):
         stored.whole(next(iter(stored.blocks)))
@@ -322,15 +322,15 @@ def listening() -> list[str]:
             columns = line.split()
             if columns[3] == "0A":
                 inodes[f"socket:[{columns[9]}]"] = columns[1].partition(":")[0]
-    found = []
+    addresses = []
     for process in (os.getpid(), os.getppid()):
         for handle in Path(f"/proc/{process}/fd").iterdir():
             try:
-                found += [inodes[link]] if (link := os.readlink(handle)) in inodes else []
+                addresses += [inodes[link]] if (link := os.readlink(handle)) in inodes else []
             except OSError:
                 continue
     dist.barrier()
-    return found
+    return addresses
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -338,8 +338,8 @@ def listening() -> list[str]:
 @pytest.mark.slow
 def test_a_job_on_one_machine_listens_on_loopback_alone():
     loopback = {"0100007F", "00000000000000000000000001000000"}
-    found = {address for addresses in launch(listening, 2) for address in addresses}
-    assert found and found <= loopback
+    bound = {address for addresses in launch(listening, 2) for address in addresses}
+    assert bound and bound <= loopback
     assert socket.gethostbyname("localhost") == "127.0.0.1"
 
 

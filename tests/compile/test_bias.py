@@ -14,8 +14,8 @@ aten = torch.ops.aten
 
 def layer(dtype: torch.dtype, **kwargs: float) -> fx.GraphModule:
     graph = fx.Graph()
-    given = [graph.placeholder(name) for name in ("bias", "x", "weight")]
-    y = graph.call_function(aten.addmm.default, tuple(given), kwargs)
+    operands = [graph.placeholder(name) for name in ("bias", "x", "weight")]
+    y = graph.call_function(aten.addmm.default, tuple(operands), kwargs)
     y.meta["val"] = Spec((1,), dtype)
     graph.output(y)
     take_biases_out(graph)
@@ -28,9 +28,9 @@ def targets(module: fx.GraphModule) -> list:
 
 def test_a_layer_has_the_same_values():
     bias, x, weight = torch.randn(3), torch.randn(5, 4), torch.randn(4, 3)
-    made = layer(torch.float32)
-    assert targets(made) == [aten.mm.default, aten.neg.default, aten.sub.Tensor]
-    torch.testing.assert_close(made(bias, x, weight), torch.addmm(bias, x, weight))
+    module = layer(torch.float32)
+    assert targets(module) == [aten.mm.default, aten.neg.default, aten.sub.Tensor]
+    torch.testing.assert_close(module(bias, x, weight), torch.addmm(bias, x, weight))
 
 
 @pytest.mark.parametrize("dtype, kwargs", [(torch.bfloat16, {}), (torch.float32, {"beta": 0.5})])

@@ -49,7 +49,7 @@ def test_nothing_is_compiled_while_a_program_runs(events, level):
     assert events == []
     step(batch)
     first = events.index("called")
-    assert 0 < events.count("compiled") == first == sum(len(f.made) for f in segment_calls.COMPILED.values())
+    assert 0 < events.count("compiled") == first == sum(len(f.compiled) for f in segment_calls.COMPILED.values())
 
 
 @pytest.mark.starts
@@ -60,10 +60,10 @@ def test_compilers_are_not_waited_for_one_by_one(monkeypatch):
     monkeypatch.setattr(AsyncCompile, "wait", lambda self, scope: waits.append(wait(self, scope)))
     x = torch.randn(5, 7)
     with compat.compilers_beside_each_other():
-        made = [compat.compile_graph(_powers(n), [x]) for n in (2, 3)]
+        functions = [compat.compile_graph(_powers(n), [x]) for n in (2, 3)]
         assert waits == []
     assert len(waits) == 2
-    assert [f(x)[0].allclose(x**n) for f, n in zip(made, (2, 3), strict=True)] == [True, True]
+    assert [f(x)[0].allclose(x**n) for f, n in zip(functions, (2, 3), strict=True)] == [True, True]
     torch.testing.assert_close(compat.compile_graph(_powers(4), [x])(x)[0], x**4)
     assert len(waits) == 3
 
@@ -79,8 +79,8 @@ def libraries(tmp_path, monkeypatch):
 def test_kernels_are_compiled_by_the_few(libraries):
     x, several = torch.randn(5, 7), range(2, 2 + compat.KERNELS + 1)
     with compat.compilers_beside_each_other():
-        made = [compat.compile_graph(_powers(n), [x]) for n in several]
-    for n, function in zip(several, made, strict=True):
+        functions = [compat.compile_graph(_powers(n), [x]) for n in several]
+    for n, function in zip(several, functions, strict=True):
         torch.testing.assert_close(function(x)[0], x**n)
     assert libraries() == 2
 
@@ -110,8 +110,8 @@ def test_on_one_core(libraries):
 
     x, several = torch.rand(5, 7), (12, 13, 12)
     with config.patch(compile_threads=1), compat.compilers_beside_each_other():
-        made = [compat.compile_graph(_powers(n), [x]) for n in several]
-    for n, function in zip(several, made, strict=True):
+        functions = [compat.compile_graph(_powers(n), [x]) for n in several]
+    for n, function in zip(several, functions, strict=True):
         torch.testing.assert_close(function(x)[0], x**n)
     assert libraries() == 1
 
@@ -159,11 +159,11 @@ def _powers(n: int) -> fx.Graph:
 @pytest.mark.starts
 @pytest.mark.slow
 def test_vector_instructions_are_those_that_torch_finds_by_itself():
-    found = "from torch._inductor import cpu_vec_isa as c; from tutti import compat; {}; i = c.pick_vec_isa(); "
-    told = found + "print(i, i.build_arch_flags(), [str(x) for x in c.valid_vec_isa_list()])"
+    setup = "from torch._inductor import cpu_vec_isa as c; from tutti import compat; {}; i = c.pick_vec_isa(); "
+    script = setup + "print(i, i.build_arch_flags(), [str(x) for x in c.valid_vec_isa_list()])"
     ways = ("compat.compiler._find_vector_instructions(c)", "pass")
     ours, torchs = (
-        subprocess.run([sys.executable, "-c", told.format(way)], capture_output=True, text=True, check=True).stdout
+        subprocess.run([sys.executable, "-c", script.format(way)], capture_output=True, text=True, check=True).stdout
         for way in ways
     )
     assert ours == torchs != ""

@@ -26,17 +26,17 @@ def test_relative_error_is_that_of_float32():
     size = torch.logspace(-30, 4, 200_001, dtype=torch.float64)
     x = torch.cat([size, -size, torch.zeros(1, dtype=torch.float64), torch.linspace(-9, 9, 2_000_001).double()]).float()
     exact = torch.tanh(x.double())
-    made = expanded(torch.float32)(x)
-    assert made.dtype == torch.float32
-    assert (made.double() - exact).abs().le(4e-7 * exact.abs()).all()
-    assert made.abs().max() < 1
+    values = expanded(torch.float32)(x)
+    assert values.dtype == torch.float32
+    assert (values.double() - exact).abs().le(4e-7 * exact.abs()).all()
+    assert values.abs().max() < 1
 
 
 def test_special_values():
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0])
-    made = expanded(torch.float32)(x)
-    assert made[0].isnan() and made[3] == 0
-    torch.testing.assert_close(made[1:3], torch.tensor([1.0, -1.0]))
+    values = expanded(torch.float32)(x)
+    assert values[0].isnan() and values[3] == 0
+    torch.testing.assert_close(values[1:3], torch.tensor([1.0, -1.0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

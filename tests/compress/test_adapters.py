@@ -24,9 +24,9 @@ def test_gradients_are_those_of_the_dequantized_weight(scheme, dtype):
     layer.load(torch.randn(24, 64, generator=torch.Generator().manual_seed(0)))
     generator = torch.Generator().manual_seed(1)
     x, g = (torch.randn(2, 3, n, generator=generator, dtype=dtype) for n in (64, 24))
-    given = x.clone().requires_grad_()
-    layer(given).backward(g)
-    torch.testing.assert_close(given.grad, (g.flatten(0, 1) @ layer.dequantize()).view_as(x))
+    inputs = x.clone().requires_grad_()
+    layer(inputs).backward(g)
+    torch.testing.assert_close(inputs.grad, (g.flatten(0, 1) @ layer.dequantize()).view_as(x))
     torch.testing.assert_close(layer.bias.grad, g.flatten(0, 1).sum(0))
 
 
@@ -60,8 +60,8 @@ def test_adapters_learn_as_in_plain_pytorch(plan, cluster):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="has no quantized layers"):
         with_adapters(small(), config())
-    made = tutti.compress(model(), "int4-g32").model
+    compressed = tutti.compress(model(), "int4-g32").model
     with pytest.raises(ValueError, match="use_dora=True"):
-        with_adapters(made, config(use_dora=True))
+        with_adapters(compressed, config(use_dora=True))
     with pytest.raises(ValueError, match="cannot be merged"):
-        with_adapters(made, config()).merge_and_unload()
+        with_adapters(compressed, config()).merge_and_unload()

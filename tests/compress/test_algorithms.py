@@ -18,31 +18,31 @@ def drawn(n=6, k=64, tokens=200, seed=0):
     w, mix = torch.randn(n, k, generator=draw), torch.randn(k, k, generator=draw) / 8 + torch.eye(k)
     x = torch.randn(tokens, k, generator=draw) @ mix
     x[:, ::17] *= 8
-    found = Statistics(k)
-    found.add(x)
-    return w, x, found
+    statistics = Statistics(k)
+    statistics.add(x)
+    return w, x, statistics
 
 
-def loss(w, made, x):
-    return float(((made - w) @ x.T).square().sum())
+def loss(w, approximation, x):
+    return float(((approximation - w) @ x.T).square().sum())
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
 
 
 def test_statistics():
-    w, x, found = drawn()
+    w, x, statistics = drawn()
     parts = Statistics(64)
     for rows in (x[:3], x[3:3], x[3:150], x[150:]):
         parts.add(rows)
-    for made in (found, parts):
-        torch.testing.assert_close(made.gram, x.T @ x, rtol=1e-4, atol=1e-2)
-        torch.testing.assert_close(made.total, x.abs().sum(0))
-        assert torch.equal(made.most, x.abs().amax(0)) and made.count == 200
+    for moments in (statistics, parts):
+        torch.testing.assert_close(moments.gram, x.T @ x, rtol=1e-4, atol=1e-2)
+        torch.testing.assert_close(moments.total, x.abs().sum(0))
+        assert torch.equal(moments.most, x.abs().amax(0)) and moments.count == 200
     rounded = Scheme(4, 16).rounded(w)
-    assert found.error(w, rounded) == pytest.approx((loss(w, rounded, x) / float((w @ x.T).square().sum())) ** 0.5)
+    assert statistics.error(w, rounded) == pytest.approx((loss(w, rounded, x) / float((w @ x.T).square().sum())) ** 0.5)
     s = torch.rand(64) + 0.5
-    divided, direct = found.divided(s), Statistics(64)
+    divided, direct = statistics.divided(s), Statistics(64)
     direct.add(x / s)
     torch.testing.assert_close(divided.gram, direct.gram, rtol=1e-4, atol=1e-2)
     torch.testing.assert_close(divided.most, direct.most)
@@ -83,43 +83,43 @@ def naive(w, scheme, gram, damping, order):
 @pytest.mark.parametrize("order", [True, False])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_gptq_is_the_naive_loop(scheme, order):
-    w, x, found = drawn()
+    w, x, statistics = drawn()
     for block in (1, 24, 128):
-        made = gptq.quantize(w, scheme, found.gram, order=order, block=block)
-        expected = naive(w, scheme, found.gram, 0.01, order)
-        assert float((made.codes != expected.codes).float().mean()) <= 0.01, "but for ties"
-        torch.testing.assert_close(made.scales, expected.scales, rtol=1e-3, atol=1e-4)
-        assert loss(w, scheme.dequantize(made), x) == pytest.approx(loss(w, scheme.dequantize(expected), x), rel=0.02)
+        parts = gptq.quantize(w, scheme, statistics.gram, order=order, block=block)
+        expected = naive(w, scheme, statistics.gram, 0.01, order)
+        assert float((parts.codes != expected.codes).float().mean()) <= 0.01, "but for ties"
+        torch.testing.assert_close(parts.scales, expected.scales, rtol=1e-3, atol=1e-4)
+        assert loss(w, scheme.dequantize(parts), x) == pytest.approx(loss(w, scheme.dequantize(expected), x), rel=0.02)
 
 
 @pytest.mark.parametrize("order", [True, False])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_gptq_is_never_worse_than_the_nearest(scheme, order):
     for seed in range(4):
-        w, x, found = drawn(seed=seed)
-        made = gptq.quantize(w, scheme, found.gram, order=order)
-        assert loss(w, scheme.dequantize(made), x) < loss(w, scheme.rounded(w), x)
+        w, x, statistics = drawn(seed=seed)
+        parts = gptq.quantize(w, scheme, statistics.gram, order=order)
+        assert loss(w, scheme.dequantize(parts), x) < loss(w, scheme.rounded(w), x)
 
 
 def test_gptq_comes_near_the_optimum_of_a_tiny_case():
     scheme = Scheme(2, None)
-    w, x, found = drawn(1, 5, 50)
+    w, x, statistics = drawn(1, 5, 50)
     parts = scheme.quantize(w)
     best = min(loss(w, scheme.dequantize(Parts(torch.tensor([codes], dtype=torch.uint8), parts.scales)), x)
                for codes in itertools.product(range(4), repeat=5))  # fmt: skip
-    made = loss(w, scheme.dequantize(gptq.quantize(w, scheme, found.gram)), x)
-    assert best <= made * 1.0001 and made <= 2 * best <= loss(w, scheme.rounded(w), x) * 2
+    gptq_loss = loss(w, scheme.dequantize(gptq.quantize(w, scheme, statistics.gram)), x)
+    assert best <= gptq_loss * 1.0001 and gptq_loss <= 2 * best <= loss(w, scheme.rounded(w), x) * 2
 
 
 def test_gptq_with_inputs_that_are_always_0():
     w, x, _ = drawn()
     x[:, 5:20] = 0
-    found = Statistics(64)
-    found.add(x)
+    statistics = Statistics(64)
+    statistics.add(x)
     scheme = Scheme(4, 16)
-    made = scheme.dequantize(gptq.quantize(w, scheme, found.gram))
-    assert bool(made.isfinite().all()) and torch.equal(made[:, 5:16], scheme.rounded(w)[:, 5:16])
-    assert loss(w, made, x) < loss(w, scheme.rounded(w), x)
+    dequantized = scheme.dequantize(gptq.quantize(w, scheme, statistics.gram))
+    assert bool(dequantized.isfinite().all()) and torch.equal(dequantized[:, 5:16], scheme.rounded(w)[:, 5:16])
+    assert loss(w, dequantized, x) < loss(w, scheme.rounded(w), x)
     nothing = gptq.quantize(w, scheme, torch.zeros(64, 64))
     assert torch.equal(nothing.codes, scheme.quantize(w).codes)
 
@@ -127,10 +127,10 @@ def test_gptq_with_inputs_that_are_always_0():
 def test_gptq_of_fewer_tokens_than_inputs():
     """The moments have no inverse: damping makes one."""
     w, x, _ = drawn(tokens=10)
-    found = Statistics(64)
-    found.add(x[:, :1] * torch.ones(64))
-    made = Scheme(4, 16).dequantize(gptq.quantize(w, Scheme(4, 16), found.gram, damping=1e-9))
-    assert bool(made.isfinite().all())
+    statistics = Statistics(64)
+    statistics.add(x[:, :1] * torch.ones(64))
+    dequantized = Scheme(4, 16).dequantize(gptq.quantize(w, Scheme(4, 16), statistics.gram, damping=1e-9))
+    assert bool(dequantized.isfinite().all())
     with pytest.raises(ValueError, match="not positive"):
         gptq.factor(torch.full((2, 2), float("nan")), 0.1)
 
@@ -140,30 +140,30 @@ def test_gptq_of_fewer_tokens_than_inputs():
 
 @pytest.mark.parametrize("scheme", SCHEMES[:4], ids=str)
 def test_awq_takes_the_best_of_its_grid(scheme):
-    w, x, found = drawn()
+    w, x, statistics = drawn()
     other = drawn(seed=1)[0]
-    made = awq.search({"a": w, "b": other}, {"a": scheme, "b": scheme}, found)
+    scales = awq.search({"a": w, "b": other}, {"a": scheme, "b": scheme}, statistics)
     mean, best = x.abs().mean(0), (float("inf"), torch.ones(64))
     for step in range(20):
         s = mean ** (step / 20)
         s = s / (s.max() * s.min()) ** 0.5
         total = sum(float(((x / s) @ scheme.rounded(y * s).T - x @ y.T).square().sum()) for y in (w, other))
         best = min(best, (total, s), key=lambda item: item[0])
-    torch.testing.assert_close(torch.ones(64) if made is None else made, best[1])
+    torch.testing.assert_close(torch.ones(64) if scales is None else scales, best[1])
     nearest = sum(loss(y, scheme.rounded(y), x) for y in (w, other))
-    assert best[0] <= nearest and (made is not None or best[0] == pytest.approx(nearest))
+    assert best[0] <= nearest and (scales is not None or best[0] == pytest.approx(nearest))
 
 
 def test_awq_helps_where_channels_are_outliers():
-    w, _, found = drawn()
-    assert awq.search({"a": w}, {"a": Scheme(3, 64)}, found) is not None
+    w, _, statistics = drawn()
+    assert awq.search({"a": w}, {"a": Scheme(3, 64)}, statistics) is not None
     assert awq.search({"a": w}, {"a": Scheme(3, 64)}, Statistics(64)) is None, "no data"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES[:4], ids=str)
 def test_awq_cuts_the_range_of_each_group_best(scheme):
-    w, x, found = drawn()
-    made = awq.clipped(w, scheme, found.gram)
+    w, x, statistics = drawn()
+    clipped = awq.clipped(w, scheme, statistics.gram)
     size = scheme.group or 64
     for row in range(len(w)):
         for at in range(0, 64, size):
@@ -173,7 +173,7 @@ def test_awq_cuts_the_range_of_each_group_best(scheme):
             for step in range(11):
                 grid = one.grid(part * (1 - step / 20))
                 losses.append(loss(part, one.dequantize(Parts(one.codes(part, *grid), *grid)), inputs))
-            got = loss(part, scheme.dequantize(made)[row : row + 1, at : at + size], inputs)
+            got = loss(part, scheme.dequantize(clipped)[row : row + 1, at : at + size], inputs)
             assert got == pytest.approx(min(losses), rel=1e-3)
 
 
@@ -181,19 +181,19 @@ def test_awq_cuts_the_range_of_each_group_best(scheme):
 
 
 def test_smoothquant_factors():
-    w, x, found = drawn()
+    w, x, statistics = drawn()
     other = drawn(seed=1)[0]
     for strength in (0.0, 0.5, 1.0):
-        s = smooth.factors([w, other], found.most, strength)
+        s = smooth.factors([w, other], statistics.most, strength)
         largest = torch.maximum(w.abs().amax(0), other.abs().amax(0))
-        torch.testing.assert_close(s, found.most**strength / largest ** (1 - strength))
+        torch.testing.assert_close(s, statistics.most**strength / largest ** (1 - strength))
         torch.testing.assert_close((x.double() / s) @ (w.double() * s).T, x.double() @ w.double().T)
     ranges = (
-        (found.most / smooth.factors([w], found.most, 0.5)),
-        (w.abs().amax(0) * smooth.factors([w], found.most, 0.5)),
+        (statistics.most / smooth.factors([w], statistics.most, 0.5)),
+        (w.abs().amax(0) * smooth.factors([w], statistics.most, 0.5)),
     )
     torch.testing.assert_close(*ranges)  # half of each: the ranges are equal
-    most = found.most.clone()
+    most = statistics.most.clone()
     most[3] = 0
     assert float(smooth.factors([w], most)[3]) == 1
 
@@ -215,8 +215,8 @@ def test_hqq_shrinks_by_its_proximal_formula():
 def test_hqq_is_nowhere_worse_by_its_norm(scheme):
     w = drawn(32, 64)[0]
     w[::3, ::9] *= 6
-    made, nearest = scheme.dequantize(hqq.quantize(w, scheme)), scheme.rounded(w)
-    norms = [((x - w).abs() ** 0.7).unflatten(1, (scheme.groups(64), -1)).sum(2) for x in (made, nearest)]
+    fitted, nearest = scheme.dequantize(hqq.quantize(w, scheme)), scheme.rounded(w)
+    norms = [((x - w).abs() ** 0.7).unflatten(1, (scheme.groups(64), -1)).sum(2) for x in (fitted, nearest)]
     assert bool((norms[0] <= norms[1] + 1e-4).all()) and float(norms[0].sum()) < 0.99 * float(norms[1].sum())
 
 
@@ -235,5 +235,5 @@ def test_hqq_alternates_two_steps():
             zero = zero.round()
             scale = ((w - e) * (q - zero)).sum() / ((q - zero) ** 2).sum()
         beta *= 1.01
-    made = hqq.quantize(w, scheme)
-    assert int(made.zeros) == int(zero) and float(made.scales) == pytest.approx(float(scale), rel=1e-4)
+    parts = hqq.quantize(w, scheme)
+    assert int(parts.zeros) == int(zero) and float(parts.scales) == pytest.approx(float(scale), rel=1e-4)

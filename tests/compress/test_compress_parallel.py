@@ -29,8 +29,8 @@ CASES = (
 
 
 def compressed(kind: str, recipe: str) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    made = tutti.compress(model(kind), recipe, batches(rows=2, length=24))
-    return dict(made.model.state_dict()), [(x.path, x.tokens, x.note) for x in made.report.layers]
+    outcome = tutti.compress(model(kind), recipe, batches(rows=2, length=24))
+    return dict(outcome.model.state_dict()), [(x.path, x.tokens, x.note) for x in outcome.report.layers]
 
 
 def everything(cases: tuple[tuple[str, str], ...]) -> list[Any]:
@@ -61,8 +61,8 @@ def test_two_processes_make_the_model_of_one(both, at):
 def to_folder(source: str, out: str, recipe: str) -> dict[str, Any]:
     data = batches(rows=2, length=24)
     first = tutti.compress(source, recipe, data, out=out)
-    held = tutti.compress(load_plain(source), recipe, data)
-    held.save(f"{out}-held")
+    in_memory = tutti.compress(load_plain(source), recipe, data)
+    in_memory.save(f"{out}-held")
     return {"bytes": first.report.after, "layers": len(first.report.layers)}
 
 
@@ -120,9 +120,9 @@ def test_each_with_one_process_works_when_asked():
 
 
 def refused(path: str) -> str:
-    made = tutti.compress(model("llama"), "int4-g32")
+    quantized = tutti.compress(model("llama"), "int4-g32")
     with pytest.raises(ValueError) as caught:
-        made.save(path)
+        quantized.save(path)
     return str(caught.value)
 
 

@@ -18,23 +18,26 @@ RECIPES = ["int4", "int8", "float8", "w8a8", "int4-g32-zeros-gptq", "int4-awq", 
            "int3-g32-hqq", "rotate+int4-gptq", "int4-gptq-head-e8"]  # fmt: skip
 
 
-def error(made, wanted):
-    return float((made - wanted).norm() / wanted.norm())
+def error(actual, wanted):
+    return float((actual - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes(recipe):
     model = small.llama()
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    made = tutti.compress(model, recipe, small.batches())
+    compressed = tutti.compress(model, recipe, small.batches())
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items()), "the model is not changed"
-    layers = quantized_layers(made.model)
+    layers = quantized_layers(compressed.model)
     assert len(layers) == (15 if "head" in recipe else 14)
-    assert {x.path for x in made.report.layers if x.path in layers} == set(layers)
+    assert {x.path for x in compressed.report.layers if x.path in layers} == set(layers)
     bound = 0.03 if recipe == "int8" else 0.15 if "8" in recipe.split("-")[0] else 0.8
-    assert error(small.logits(made.model), small.logits(model)) < bound
-    assert made.report.after < made.report.before / 1.9 and str(made.report).count("\n") == len(made.report.layers) + 1
-    assert made.model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=3, do_sample=False).shape == (1, 6)
+    assert error(small.logits(compressed.model), small.logits(model)) < bound
+    assert (
+        compressed.report.after < compressed.report.before / 1.9
+        and str(compressed.report).count("\n") == len(compressed.report.layers) + 1
+    )
+    assert compressed.model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=3, do_sample=False).shape == (1, 6)
 
 
 def test_a_recipe_is_deterministic():
@@ -43,11 +46,11 @@ def test_a_recipe_is_deterministic():
 
 
 def test_better_methods_have_smaller_errors():
-    """Of the outputs of layers, on the calibration data; RTN is measured there, too, by an overridden method."""
+    """Errors of the outputs of layers on the calibration data; RTN is measured there, too, by an overridden method."""
 
     def errors(method):
-        made = tutti.compress(small.llama(), Quantize(Scheme(3, 32), method), small.batches(8))
-        return {x.path: x.error for x in made.report.layers if ".0." in x.path}
+        compressed = tutti.compress(small.llama(), Quantize(Scheme(3, 32), method), small.batches(8))
+        return {x.path: x.error for x in compressed.report.layers if ".0." in x.path}
 
     nearest = errors("smooth")  # rounds to the nearest
     for method in ("gptq", "awq"):
@@ -57,9 +60,9 @@ def test_better_methods_have_smaller_errors():
 def test_overrides_and_ignored_layers():
     step = Quantize(Scheme(4, 64), ignore=("lm_head", "*.1.mlp.*"),
                     overrides=(("*.v_proj", None), ("down_proj", Scheme(8, None))))  # fmt: skip
-    made = tutti.compress(small.llama(), step).model.model.layers
-    assert str(made[0].mlp.down_proj.scheme) == "int8" and str(made[0].mlp.up_proj.scheme) == "int4-g64"
-    assert type(made[1].mlp.down_proj) is nn.Linear and type(made[0].self_attn.v_proj) is nn.Linear
+    layers = tutti.compress(small.llama(), step).model.model.layers
+    assert str(layers[0].mlp.down_proj.scheme) == "int8" and str(layers[0].mlp.up_proj.scheme) == "int4-g64"
+    assert type(layers[1].mlp.down_proj) is nn.Linear and type(layers[0].self_attn.v_proj) is nn.Linear
 
 
 # -- exactness before rounding ----------------------------------------------------------------------------------------
@@ -68,16 +71,16 @@ def test_overrides_and_ignored_layers():
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma", "mixtral", "qwen3-moe", "gpt-oss"])
 def test_a_rotation_leaves_the_logits_as_they_are(kind):
     model = small.model(kind)
-    made = tutti.compress(model, Recipe((Rotate(untie=True),))).model
-    torch.testing.assert_close(small.logits(made), small.logits(model), rtol=1e-4, atol=1e-4)
-    embeddings = [x.get_input_embeddings().weight for x in (model, made)]
+    rotated_model = tutti.compress(model, Recipe((Rotate(untie=True),))).model
+    torch.testing.assert_close(small.logits(rotated_model), small.logits(model), rtol=1e-4, atol=1e-4)
+    embeddings = [x.get_input_embeddings().weight for x in (model, rotated_model)]
     assert not torch.allclose(*embeddings) and torch.allclose(embeddings[0].norm(dim=1), embeddings[1].norm(dim=1))
 
 
 def test_a_width_that_is_no_power_of_two_is_rotated():
     model = small.model(hidden_size=48, head_dim=12)
-    made = tutti.compress(model, "rotate").model
-    torch.testing.assert_close(small.logits(made), small.logits(model), rtol=1e-4, atol=1e-4)
+    rotated_model = tutti.compress(model, "rotate").model
+    torch.testing.assert_close(small.logits(rotated_model), small.logits(model), rtol=1e-4, atol=1e-4)
 
 
 def test_a_rotation_spreads_outliers():
@@ -85,8 +88,8 @@ def test_a_rotation_spreads_outliers():
     with torch.no_grad():
         for block in model.model.layers:
             block.input_layernorm.weight[7] = 40
-    made = tutti.compress(model, Recipe((Rotate(),))).model
-    weights = [x.model.layers[0].self_attn.q_proj.weight.detach() for x in (model, made)]
+    rotated_model = tutti.compress(model, Recipe((Rotate(),))).model
+    weights = [x.model.layers[0].self_attn.q_proj.weight.detach() for x in (model, rotated_model)]
     ranges = [float(x.abs().max() / x.std()) for x in weights]
     assert ranges[1] < ranges[0]
     plain, rotated = (tutti.compress(model, x, small.batches()) for x in ("w8a8", "rotate+w8a8"))
@@ -115,15 +118,15 @@ def test_folds_change_no_output_and_are_found(kind, method, monkeypatch):
     """With schemes that round nothing, only the folds are left."""
     monkeypatch.setattr(Scheme, "rounded", lambda self, w: w.float() * (1 + 0.1 * torch.rand(w.shape[1])))
     applied: list[tuple[bool, bool]] = []
-    monkeypatch.setattr("tutti.compress.compressor.Compression._layers", lambda self, path, layer, found: None)
+    monkeypatch.setattr("tutti.compress.compressor.Compression._layers", lambda self, path, layer, statistics: None)
     fold = tutti.compress.folds.Fold
     apply = fold.apply
     monkeypatch.setattr(
         fold, "apply", lambda self, *args: applied.append((apply(self, *args), self.is_norm)) or applied[-1][0]
     )
     model = small.model(kind)
-    made = tutti.compress(model, Quantize(Scheme(8, None), method), small.batches()).model
-    torch.testing.assert_close(small.logits(made), small.logits(model), rtol=1e-3, atol=1e-3)
+    compressed = tutti.compress(model, Quantize(Scheme(8, None), method), small.batches()).model
+    torch.testing.assert_close(small.logits(compressed), small.logits(model), rtol=1e-3, atol=1e-3)
     assert all(good for good, _ in applied) and sum(norm for _, norm in applied) >= (3 if kind == "opt" else 4)
     if kind in ("llama", "gemma"):
         assert len(applied) == 8, "v_proj to o_proj, and up_proj to down_proj, too"
@@ -139,17 +142,17 @@ def test_statistics_are_of_the_inputs_without_padding():
         ids, mask = batch["input_ids"], torch.ones(2, 30, dtype=torch.int64)
         mask[:, :6] = 0
         padded.append({"input_ids": torch.cat([torch.full((2, 6), 7), ids], 1), "attention_mask": mask})
-    found = []
-    for given in (data, padded):
-        walk = Walk(model, stack_of(model)[1], given)
+    statistics = []
+    for batches in (data, padded):
+        walk = Walk(model, stack_of(model)[1], batches)
         walk.begin()
         walk.run(0, outputs=True)
-        found.append(
+        statistics.append(
             walk.statistics(1, {"q": model.model.layers[1].self_attn.q_proj, "d": model.model.layers[1].mlp.down_proj})
         )
     for name in ("q", "d"):
-        assert found[0][name].count == found[1][name].count == 96
-        torch.testing.assert_close(found[0][name].gram, found[1][name].gram, rtol=1e-3, atol=1e-3)
+        assert statistics[0][name].count == statistics[1][name].count == 96
+        torch.testing.assert_close(statistics[0][name].gram, statistics[1][name].gram, rtol=1e-3, atol=1e-3)
 
 
 def test_statistics_are_those_of_a_hook():
@@ -161,24 +164,26 @@ def test_statistics_are_those_of_a_hook():
     walk.begin()
     seen.clear()
     layers = {name: getattr(model.model.layers[0].mlp, name) for name in ("gate_proj", "up_proj", "down_proj")}
-    found = walk.statistics(0, layers)
+    statistics = walk.statistics(0, layers)
     handle.remove()
     x = torch.cat(seen)
-    torch.testing.assert_close(found["up_proj"].gram, x.T @ x, rtol=1e-4, atol=1e-3)
-    assert found["up_proj"] is found["gate_proj"] and found["down_proj"].k == 128, "layers with one input share theirs"
+    torch.testing.assert_close(statistics["up_proj"].gram, x.T @ x, rtol=1e-4, atol=1e-3)
+    assert statistics["up_proj"] is statistics["gate_proj"] and statistics["down_proj"].k == 128, (
+        "layers with one input share theirs"
+    )
 
 
 def test_a_walk_gives_the_inputs_of_compressed_blocks():
     """The moments of the second block are those of the first one's quantized outputs."""
-    made = tutti.compress(small.llama(), "int4-gptq", small.batches()).model
-    walk = Walk(made, stack_of(made)[1], small.batches())
+    compressed = tutti.compress(small.llama(), "int4-gptq", small.batches()).model
+    walk = Walk(compressed, stack_of(compressed)[1], small.batches())
     walk.begin()
     walk.run(0, outputs=True)
     seen = []
-    handle = made.model.layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    handle = compressed.model.layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     with torch.no_grad():
         for batch in small.batches():
-            made(**batch)
+            compressed(**batch)
     handle.remove()
     assert all(torch.equal(a, b) for a, b in zip(walk.hidden, seen, strict=True))
 
@@ -187,8 +192,10 @@ def test_texts_are_tokenized():
     def tokenizer(text):
         return {"input_ids": [ord(x) % 96 for x in text]}
 
-    made = tutti.compress(small.llama(), "int4-gptq", ["some text of a file " * 40, "and another"], tokenizer=tokenizer)
-    assert made.report.layers[0].tokens == 512
+    compressed = tutti.compress(
+        small.llama(), "int4-gptq", ["some text of a file " * 40, "and another"], tokenizer=tokenizer
+    )
+    assert compressed.report.layers[0].tokens == 512
 
 
 # -- mixtures of experts ----------------------------------------------------------------------------------------------
@@ -199,15 +206,15 @@ def test_experts_are_layers(kind):
     model = small.model(kind)
     for at, block in enumerate(model.model.layers):
         experts = block.mlp.experts
-        made = ExpertLayers(experts)
+        expert_layers = ExpertLayers(experts)
         x = torch.randn(9, 64)
-        index = torch.randint(0, made.count, (9, 2))
+        index = torch.randint(0, expert_layers.count, (9, 2))
         weights = torch.rand(9, 2)
-        torch.testing.assert_close(made(x, index, weights), experts(x, index, weights), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(expert_layers(x, index, weights), experts(x, index, weights), rtol=1e-4, atol=1e-4)
         assert at < 2
-    made = tutti.compress(model, "int8", small.batches())
-    assert error(small.logits(made.model), small.logits(model)) < 0.1
-    assert sum(isinstance(x, ExpertLayers) for x in made.model.modules()) == 2
+    compressed = tutti.compress(model, "int8", small.batches())
+    assert error(small.logits(compressed.model), small.logits(model)) < 0.1
+    assert sum(isinstance(x, ExpertLayers) for x in compressed.model.modules()) == 2
 
 
 def test_experts_that_no_token_reaches_are_rounded_to_nearest():
@@ -217,18 +224,18 @@ def test_experts_that_no_token_reaches_are_rounded_to_nearest():
         model.model.layers[0].mlp.gate.weight[3, 0] = -1e6
         model.model.embed_tokens.weight[:, 0] = 5  # the first channel is large: expert 3 is the last one
         model.model.layers[0].input_layernorm.weight[0] = model.model.layers[0].post_attention_layernorm.weight[0] = 1
-    made = tutti.compress(model, "int4-gptq", small.batches())
-    found = {x.path: x for x in made.report.layers if ".0.mlp.experts.3." in x.path}
-    assert len(found) == 3
-    for path, report in found.items():
+    compressed = tutti.compress(model, "int4-gptq", small.batches())
+    reports = {x.path: x for x in compressed.report.layers if ".0.mlp.experts.3." in x.path}
+    assert len(reports) == 3
+    for path, report in reports.items():
         assert report.tokens == 0 and "no token reached it" in report.note and 0 < report.error < 1
         stem = path.rpartition(".")[2]
         fused = model.model.layers[0].mlp.experts
         half = fused.gate_up_proj[3].chunk(2)
         weight = {"gate_proj": half[0], "up_proj": half[1], "down_proj": fused.down_proj[3]}[stem]
-        assert torch.equal(made.model.get_submodule(path).dequantize(), Scheme(4, 64).rounded(weight.detach()))
-    assert all(bool(x.isfinite().all()) for x in made.model.state_dict().values() if x.is_floating_point())
-    assert any(x.tokens and ".experts." in x.path for x in made.report.layers)
+        assert torch.equal(compressed.model.get_submodule(path).dequantize(), Scheme(4, 64).rounded(weight.detach()))
+    assert all(bool(x.isfinite().all()) for x in compressed.model.state_dict().values() if x.is_floating_point())
+    assert any(x.tokens and ".experts." in x.path for x in compressed.report.layers)
 
 
 def test_moments_of_experts_are_held_one_at_a_time(monkeypatch):
@@ -256,13 +263,13 @@ def test_moments_of_experts_are_held_one_at_a_time(monkeypatch):
 
 def test_tied_embeddings_are_quantized_once():
     model = small.model(tie_word_embeddings=True)
-    made = tutti.compress(model, "int4-e8")
-    table, head = made.model.get_input_embeddings(), made.model.get_output_embeddings()
+    compressed = tutti.compress(model, "int4-e8")
+    table, head = compressed.model.get_input_embeddings(), compressed.model.get_output_embeddings()
     assert isinstance(table, QuantizedEmbedding) and isinstance(head, QuantizedLinear) and table.q is head.q
-    assert [x.path for x in made.report.layers].count("model.embed_tokens") == 1
-    assert "lm_head" not in [x.path for x in made.report.layers]
-    kept = tutti.compress(model, "int4").model
-    assert kept.lm_head.weight is kept.model.embed_tokens.weight
+    assert [x.path for x in compressed.report.layers].count("model.embed_tokens") == 1
+    assert "lm_head" not in [x.path for x in compressed.report.layers]
+    plain = tutti.compress(model, "int4").model
+    assert plain.lm_head.weight is plain.model.embed_tokens.weight
     with pytest.raises(ValueError, match="lm_head is tied to the embeddings: quantize both"):
         tutti.compress(model, "int4-head")
 
@@ -270,14 +277,16 @@ def test_tied_embeddings_are_quantized_once():
 @pytest.mark.parametrize("recipe", ["rotate-untie+int8-e8-head", "rotate-untie+int8-head"])
 def test_an_output_layer_that_is_untied_is_quantized(recipe):
     model = small.model(tie_word_embeddings=True)
-    made = tutti.compress(model, recipe).model
-    assert isinstance(made.lm_head, QuantizedLinear) and error(small.logits(made), small.logits(model)) < 0.05
+    compressed = tutti.compress(model, recipe).model
+    assert (
+        isinstance(compressed.lm_head, QuantizedLinear) and error(small.logits(compressed), small.logits(model)) < 0.05
+    )
 
 
 def test_embeddings_that_are_scaled():
     model = small.model("gemma")
-    made = tutti.compress(model, "int8-e8").model
-    assert error(small.logits(made), small.logits(model)) < 0.05
+    compressed = tutti.compress(model, "int8-e8").model
+    assert error(small.logits(compressed), small.logits(model)) < 0.05
 
 
 # -- what does not fit ------------------------------------------------------------------------------------------------
@@ -331,8 +340,8 @@ def test_models_that_do_not_fit():
             tutti.compress(twice, recipe, small.batches())
     with pytest.raises(ValueError, match=r"experts that data may not reach"):
         tutti.compress(small.model("mixtral"), "int8-a8static", small.batches())
-    made = tutti.compress(small.model("t5"), "int8").model
-    assert len(quantized_layers(made)) > 20
+    compressed = tutti.compress(small.model("t5"), "int8").model
+    assert len(quantized_layers(compressed)) > 20
     with pytest.raises(ValueError, match=r"out= is for a folder"):
         tutti.compress(small.llama(), "int4", out="folder")
 

@@ -24,14 +24,14 @@ def test_scales_are_off_by_half_a_unit_at_most(shape):
     scales = drawn(*shape)
     scales[0, :2] = torch.tensor([0.0, 1e-7])
     codes, units = scale_codes(scales)
-    made = of_scale_codes(codes, units)
+    decoded = of_scale_codes(codes, units)
     most = torch.nn.functional.pad(scales.flatten(), (0, -scales.numel() % 256)).view(-1, 256).abs().amax(1)
     assert codes.dtype == torch.int8 and units.shape == most.shape == (-(-scales.numel() // 256),)
     bound = (most / 254 * 1.001 + 1e-9).repeat_interleave(256)[: scales.numel()].view(shape)
     bound = torch.where(scales.abs() < bound, 2 * bound, bound)  # what would become 0 does not
-    assert torch.all((made - scales).abs() <= bound) and made[0, 0] == 0 and made[0, 1] > 0
-    assert torch.equal(of_scale_codes(*scale_codes(made)), made), "they are rounded once"
-    assert torch.equal(Scheme(scales="int8").stored(scales, torch.bfloat16), made)
+    assert torch.all((decoded - scales).abs() <= bound) and decoded[0, 0] == 0 and decoded[0, 1] > 0
+    assert torch.equal(of_scale_codes(*scale_codes(decoded)), decoded), "they are rounded once"
+    assert torch.equal(Scheme(scales="int8").stored(scales, torch.bfloat16), decoded)
 
 
 def test_weights_lose_little():
@@ -43,26 +43,26 @@ def test_weights_lose_little():
 
 @pytest.mark.parametrize("recipe", ["int2-g32-s8-gptq", "int4-s8-zeros-awq-e4", "ternary-s8", "int3-s8-hqq", "int8-s8"])
 def test_files(recipe, tmp_path):
-    made = compress(model(tie_word_embeddings="e4" in recipe), recipe, batches())
+    compressed = compress(model(tie_word_embeddings="e4" in recipe), recipe, batches())
     with pytest.warns(UserWarning, match=r"transformers cannot load .*scales in int8"):
-        made.save(tmp_path / "out")
+        compressed.save(tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["model.layers.0.mlp.up_proj.weight_scale"].dtype == torch.int8
-    held = sum(x.nbytes for name, x in tensors.items() if not name.endswith("weight_shape"))
-    assert made.report.after == bytes_of(made.model) == pytest.approx(held, rel=0.01)
-    assert torch.equal(logits(load(tmp_path / "out")), logits(made.model))
+    stored_bytes = sum(x.nbytes for name, x in tensors.items() if not name.endswith("weight_shape"))
+    assert compressed.report.after == bytes_of(compressed.model) == pytest.approx(stored_bytes, rel=0.01)
+    assert torch.equal(logits(load(tmp_path / "out")), logits(compressed.model))
     with pytest.raises(ValueError, match="no `quant_method`"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
 @pytest.mark.filterwarnings("ignore:transformers cannot load")
 def test_a_folder_is_compressed_block_by_block(tmp_path):
-    given = model()
-    given.save_pretrained(tmp_path / "model")
-    made = compress(tmp_path / "model", "ternary-g32-s8-gptq", batches(), out=tmp_path / "out")
-    whole = compress(given, "ternary-g32-s8-gptq", batches())
+    original = model()
+    original.save_pretrained(tmp_path / "model")
+    compressed = compress(tmp_path / "model", "ternary-g32-s8-gptq", batches(), out=tmp_path / "out")
+    whole = compress(original, "ternary-g32-s8-gptq", batches())
     assert torch.equal(logits(load(tmp_path / "out")), logits(whole.model))
-    assert [x.after for x in made.report.layers] == [x.after for x in whole.report.layers]
+    assert [x.after for x in compressed.report.layers] == [x.after for x in whole.report.layers]
 
 
 def test_bytes():
@@ -71,8 +71,8 @@ def test_bytes():
 
 
 def test_a_model_learns_with_them():
-    made = compress(model(num_hidden_layers=1), "int2-g32-s8+distill-2", batches()).model
-    scales = made.model.layers[0].mlp.up_proj.parts().scales
+    compressed = compress(model(num_hidden_layers=1), "int2-g32-s8+distill-2", batches()).model
+    scales = compressed.model.layers[0].mlp.up_proj.parts().scales
     assert torch.equal(Scheme(scales="int8").stored(scales, torch.float32), scales)
 
 

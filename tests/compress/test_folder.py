@@ -23,14 +23,18 @@ def source(tmp_path):
 
 @pytest.mark.parametrize("recipe", ["int4", "rotate+int3-zeros-gptq", "int8-a8static-smooth-head", "int4-awq"])
 def test_as_in_memory(recipe, source, tmp_path):
-    made = tutti.compress(source, recipe, small.batches(), out=tmp_path / "out")
+    compressed = tutti.compress(source, recipe, small.batches(), out=tmp_path / "out")
     expected = tutti.compress(small.llama(), recipe, small.batches())
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(expected.model))
-    assert made.report.layers == expected.report.layers and made.model is None and made.folder == tmp_path / "out"
-    assert made.report.after == sum(x.stat().st_size for x in (tmp_path / "out").glob("*.safetensors"))
+    assert (
+        compressed.report.layers == expected.report.layers
+        and compressed.model is None
+        and compressed.folder == tmp_path / "out"
+    )
+    assert compressed.report.after == sum(x.stat().st_size for x in (tmp_path / "out").glob("*.safetensors"))
     assert {x.name for x in tmp_path.iterdir()} == {"source", "out"}
     with pytest.raises(ValueError, match="has been written to"):
-        made.save(tmp_path / "again")
+        compressed.save(tmp_path / "again")
 
 
 @pytest.mark.parametrize("kind", ["tied", "mixtral", "qwen3-moe"])
@@ -47,16 +51,16 @@ def test_other_models(kind, tmp_path):
 def weights() -> int:
     """How many weights of the shape of up_proj there are in memory."""
     gc.collect()
-    found = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
-    return sum(x.shape == (128, 64) and x.is_floating_point() and x.device.type == "cpu" for x in found)
+    tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+    return sum(x.shape == (128, 64) and x.is_floating_point() and x.device.type == "cpu" for x in tensors)
 
 
 def test_one_block_is_in_memory_at_a_time(source, tmp_path):
-    held = []
+    released = []
 
     def progress(done, total, path):
         blocks = files.model.model.layers
-        held.append([all(x.device.type == "meta" for x in block.parameters()) for block in blocks])
+        released.append([all(x.device.type == "meta" for x in block.parameters()) for block in blocks])
 
     from tutti.compress import folder
 
@@ -65,7 +69,7 @@ def test_one_block_is_in_memory_at_a_time(source, tmp_path):
     run = folder.Compression(files, Recipe((Quantize(Scheme(4, 64)),)), progress=progress)
     run.run()
     assert run.progress and weights() == before, "no weight of a block is held"
-    assert held == [[True, True]] * 3, "before each block, and at the end, no block is held"
+    assert released == [[True, True]] * 3, "before each block, and at the end, no block is held"
 
 
 class Stopped(Exception):
@@ -85,11 +89,11 @@ def test_a_run_that_was_interrupted_goes_on(recipe, source, tmp_path, monkeypatc
     block = tutti.compress.compressor.Compression._block
     monkeypatch.setattr("tutti.compress.compressor.Compression._block",
                         lambda self, walk, i, *args: compressed.append(i) or block(self, walk, i, *args))  # fmt: skip
-    made = tutti.compress(source, recipe, small.batches(), out=tmp_path / "out")
+    resumed = tutti.compress(source, recipe, small.batches(), out=tmp_path / "out")
     assert compressed == [1]
     expected = tutti.compress(small.llama(), recipe, small.batches())
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(expected.model))
-    assert made.report.layers == expected.report.layers
+    assert resumed.report.layers == expected.report.layers
 
 
 @pytest.mark.parametrize("changed", ["recipe", "data", "shape", "files", "config"])

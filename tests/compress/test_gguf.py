@@ -84,15 +84,15 @@ def test_numbers_are_rounded_to_the_nearest_that_the_reference_reads(name):
     kind, x = BY_NAME[name], np.random.default_rng(0).standard_normal((6, 512)).astype(np.float32)
     x[0] = 0
     data = kind.encode(x)
-    found = kind.decode(data)
+    decoded = kind.decode(data)
     assert data.shape == (6, 512 // kind.block * kind.size)
-    assert not found[0].any()
-    assert np.abs(found - x).max() <= 3 * ERRORS[name] * np.abs(x).max() / 2
-    again = kind.decode(kind.encode(found))
-    assert np.square(again - found).mean() <= np.square(found - x).mean() / 4  # nearly a fixed point
+    assert not decoded[0].any()
+    assert np.abs(decoded - x).max() <= 3 * ERRORS[name] * np.abs(x).max() / 2
+    again = kind.decode(kind.encode(decoded))
+    assert np.square(again - decoded).mean() <= np.square(decoded - x).mean() / 4  # nearly a fixed point
     quants = pytest.importorskip("gguf.quants")
     types = pytest.importorskip("gguf").GGMLQuantizationType
-    assert np.allclose(found, quants.dequantize(data, types[name.upper()]), rtol=1e-6, atol=1e-7)
+    assert np.allclose(decoded, quants.dequantize(data, types[name.upper()]), rtol=1e-6, atol=1e-7)
 
 
 def test_numbers_that_do_not_fit_are_refused():
@@ -122,8 +122,8 @@ def test_the_reference_reader_finds_the_same_content(tmp_path):
         assert tuple(x.shape)[::-1] == own.shape and x.tensor_type == own.type.number
         assert np.array_equal(dequantize(x.data, x.tensor_type).reshape(own.shape), own.numbers())
     for key, value in ours.metadata.items():
-        found = theirs.fields[key].contents()
-        assert found == pytest.approx(value.tolist() if isinstance(value, np.ndarray) else value)
+        contents = theirs.fields[key].contents()
+        assert contents == pytest.approx(value.tolist() if isinstance(value, np.ndarray) else value)
     assert set(ours.metadata) == {x for x in theirs.fields if not x.startswith("GGUF.")}
 
 
@@ -194,13 +194,13 @@ RECIPES = {"int8": "q8_0", "int4-g32": "q4_0", "int4-g64-zeros": "q4_1", "int3-g
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_compressed_model_keeps_its_numbers(recipe, tmp_path):
-    made = tutti.compress(model_of(LlamaConfig(**SIZES | {"intermediate_size": 128})), f"{recipe}-e8").model
-    gguf.save(made, tmp_path / "m.gguf")
+    compressed = tutti.compress(model_of(LlamaConfig(**SIZES | {"intermediate_size": 128})), f"{recipe}-e8").model
+    gguf.save(compressed, tmp_path / "m.gguf")
     file = gguf_file.read(tmp_path / "m.gguf")
     assert file.tensors["blk.0.attn_k.weight"].type.name == RECIPES[recipe]
     assert file.tensors["token_embd.weight"].type.name == "q8_0"
     state = gguf.load(tmp_path / "m.gguf").state_dict()
-    for path, layer in quantized_layers(made).items():
+    for path, layer in quantized_layers(compressed).items():
         weight = layer.dequantize()
         torch.testing.assert_close(state[f"{path}.weight"], weight, rtol=0, atol=2e-3 * float(weight.abs().max()))
 
@@ -339,11 +339,11 @@ def test_damaged_heads_are_refused_or_read(tmp_path):
 
 @pytest.mark.parametrize("name, recipe", [("mixtral", "int4-g32"), ("qwen2_moe", "int4-g32"), ("qwen3_moe", "int8")])
 def test_a_compressed_mixture_comes_back(name, recipe, tmp_path):
-    made = tutti.compress(model_of(CONFIGS[name]), recipe).model
-    gguf.save(made, tmp_path / "m.gguf", "f32")
+    compressed = tutti.compress(model_of(CONFIGS[name]), recipe).model
+    gguf.save(compressed, tmp_path / "m.gguf", "f32")
     tensors = gguf_file.read(tmp_path / "m.gguf").tensors
     assert {x.type.name for key, x in tensors.items() if "_exps" in key} == {"q8_0" if recipe == "int8" else "q4_0"}
-    wanted = logits(made, IDS)
+    wanted = logits(compressed, IDS)
     for packed in False, True:
         back = logits(gguf.load(tmp_path / "m.gguf", packed=packed), IDS)
         errors = (back - wanted)[0].norm(dim=1) / wanted[0].norm(dim=1)  # of scales in float16
@@ -370,10 +370,10 @@ def test_llama_cpp_computes_the_same_logits(name, kind, tmp_path):
     gguf.save(model_of(CONFIGS[name]), tmp_path / "m.gguf", kind, embeddings="f32" if kind == "f32" else None)
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
     theirs.eval(IDS[0].tolist())
-    found = torch.from_numpy(theirs.scores[: IDS.shape[1]].copy())
+    scores = torch.from_numpy(theirs.scores[: IDS.shape[1]].copy())
     ours = logits(gguf.load(tmp_path / "m.gguf"), IDS)[0]
     theirs.close()
-    errors = (found - ours).norm(dim=1) / ours.norm(dim=1)  # llama.cpp rounds inputs: tokens may go to other experts
+    errors = (scores - ours).norm(dim=1) / ours.norm(dim=1)  # llama.cpp rounds inputs: tokens may go to other experts
     assert errors.max() < 1e-3 if kind == "f32" else errors.median() < 0.03, errors
 
 
@@ -383,19 +383,19 @@ def test_llama_cpp_tokenizes_alike(kind, tmp_path):
     tokenizer = tokenizer_of(kind)
     gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m.gguf", tokenizer=tokenizer)
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, vocab_only=True, verbose=False)
-    found = theirs.tokenize(TEXT.encode() + b"<|endoftext|>", special=True, add_bos=False)
-    assert found == tokenizer(TEXT + "<|endoftext|>").input_ids
-    assert theirs.detokenize(found, special=True).decode() == TEXT + "<|endoftext|>"
+    ids = theirs.tokenize(TEXT.encode() + b"<|endoftext|>", special=True, add_bos=False)
+    assert ids == tokenizer(TEXT + "<|endoftext|>").input_ids
+    assert theirs.detokenize(ids, special=True).decode() == TEXT + "<|endoftext|>"
     theirs.close()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_llama_cpp_computes_a_compressed_model(recipe, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
-    made = tutti.compress(model_of(LlamaConfig(**SIZES | {"intermediate_size": 128})), recipe).model
-    gguf.save(made, tmp_path / "m.gguf", "f32")
+    compressed = tutti.compress(model_of(LlamaConfig(**SIZES | {"intermediate_size": 128})), recipe).model
+    gguf.save(compressed, tmp_path / "m.gguf", "f32")
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
     theirs.eval(IDS[0].tolist())
-    found, ours = torch.from_numpy(theirs.scores[: IDS.shape[1]].copy()), logits(made, IDS)[0]
+    scores, ours = torch.from_numpy(theirs.scores[: IDS.shape[1]].copy()), logits(compressed, IDS)[0]
     theirs.close()
-    assert (found - ours).norm() / ours.norm() < 0.03
+    assert (scores - ours).norm() / ours.norm() < 0.03

@@ -46,9 +46,11 @@ def test_the_output_layer_is_measured_where_it_is_quantized():
         each = [[F.log_softmax(x(**b).logits.flatten(0, 1), -1) for b in batches] for x in (model, other)]
     wanted = sum(F.kl_div(q, p, log_target=True, reduction="sum") for p, q in zip(*each, strict=True)) / 192
     assert table.losses["lm_head"][0] == pytest.approx(wanted.item(), rel=1e-4) and len(table.losses) == 15
-    made = compress(model, Mixed(5.0, SCHEMES, "rtn", ignore=()), batches)
-    assert "lm_head" in {x.path for x in made.report.layers}
-    assert sum(x.after for x in made.report.layers) <= 5.0 / 8 * sum(x.before // 4 for x in made.report.layers)
+    compressed = compress(model, Mixed(5.0, SCHEMES, "rtn", ignore=()), batches)
+    assert "lm_head" in {x.path for x in compressed.report.layers}
+    assert sum(x.after for x in compressed.report.layers) <= 5.0 / 8 * sum(
+        x.before // 4 for x in compressed.report.layers
+    )
     model.lm_head.weight = model.model.embed_tokens.weight
     tied = compress(model, Mixed(5.0, SCHEMES, "rtn", ignore=(), embeddings=Scheme(8, None)), batches)
     assert "lm_head" not in tied.report.sensitivity.losses
@@ -78,12 +80,12 @@ def test_the_curve_falls(table, tmp_path):
 
 def test_a_recipe_that_searches(tmp_path):
     model, step = small(layers=2), Mixed(5.0, SCHEMES, method="rtn")
-    made = compress(model, step, data())
-    quantized = sum(x.after for x in made.report.layers)
-    assert quantized <= 5.0 / 8 * sum(x.before // 4 for x in made.report.layers)
-    assert len({x.scheme for x in made.report.layers}) > 1 and made.report.sensitivity is not None
-    ranks, found, _ = search(model, step, data())
-    assert isinstance(found, Quantize) and found.method == "rtn" and not ranks
+    compressed = compress(model, step, data())
+    quantized = sum(x.after for x in compressed.report.layers)
+    assert quantized <= 5.0 / 8 * sum(x.before // 4 for x in compressed.report.layers)
+    assert len({x.scheme for x in compressed.report.layers}) > 1 and compressed.report.sensitivity is not None
+    ranks, chosen, _ = search(model, step, data())
+    assert isinstance(chosen, Quantize) and chosen.method == "rtn" and not ranks
 
 
 @pytest.mark.filterwarnings("ignore:transformers cannot load")
@@ -94,18 +96,18 @@ def test_layers_may_have_lower_ranks(tmp_path):
         draw = torch.Generator().manual_seed(0)
         x.weight.data = torch.randn(n, 8, generator=draw) @ torch.randn(8, k, generator=draw) / 20
     step = Mixed(7.0, (Scheme(4, 8), Scheme(8, None)), "rtn", shares=(0.4, 0.6), multiple=8)
-    made = compress(model, step, batches)
-    ranks = low_rank_layers(made.model)
+    compressed = compress(model, step, batches)
+    ranks = low_rank_layers(compressed.model)
     assert "model.layers.0.mlp.up_proj" in ranks and "model.layers.1.self_attn.o_proj" in ranks
-    table = made.report.sensitivity
-    size = sum(x.after for x in made.report.layers if "rank" not in x.scheme)
+    table = compressed.report.sensitivity
+    size = sum(x.after for x in compressed.report.layers if "rank" not in x.scheme)
     assert size <= 7.0 * sum(table.weights.values()) / 8
     path = "model.layers.0.mlp.up_proj"
     at = table.schemes.index(Factored(Scheme(8, None), 0.4))
     assert table.losses[path][at] < 0.01 * max(table.losses[path][:1])
     assert table.bytes[path][at] == sum(Scheme(8, None).bytes(x) for x in ((8, 32), (64, 8)))
-    made.save(tmp_path / "out")
-    assert torch.equal(logits(load(tmp_path / "out")), logits(made.model))
+    compressed.save(tmp_path / "out")
+    assert torch.equal(logits(load(tmp_path / "out")), logits(compressed.model))
 
 
 def test_a_layer_without_such_a_rank_is_not_given_it():
@@ -118,8 +120,8 @@ def test_a_layer_without_such_a_rank_is_not_given_it():
 
 def test_a_size_is_that_of_the_file(tmp_path):
     model, batches = small(layers=2), data()
-    made = compress(model, Mixed(size=26e3, schemes=SCHEMES, method="rtn", embeddings=Scheme(8, None)), batches)
-    assert 24e3 < made.report.after == bytes_of(made.model) <= 26e3
+    compressed = compress(model, Mixed(size=26e3, schemes=SCHEMES, method="rtn", embeddings=Scheme(8, None)), batches)
+    assert 24e3 < compressed.report.after == bytes_of(compressed.model) <= 26e3
     with pytest.raises(ValueError, match=r"what is not searched takes .* quantize embeddings"):
         compress(model, Mixed(size=20e3, schemes=SCHEMES), batches)
     with pytest.raises(ValueError, match="a search has one target"):
@@ -138,8 +140,8 @@ def test_a_latency_is_that_of_the_planner_s_device():
     assert fastest < slowest
     head = rest_seconds(model, Mixed(), table.losses)
     assert 0 < head < everything
-    made = compress(model, Mixed(latency=head + (fastest + slowest) / 2, schemes=SCHEMES, method="rtn"), batches)
-    taken = {x.path: [str(y) for y in SCHEMES].index(x.scheme) for x in made.report.layers}
+    compressed = compress(model, Mixed(latency=head + (fastest + slowest) / 2, schemes=SCHEMES, method="rtn"), batches)
+    taken = {x.path: [str(y) for y in SCHEMES].index(x.scheme) for x in compressed.report.layers}
     assert sum(table.seconds[path][i] for path, i in taken.items()) <= (fastest + slowest) / 2
     with pytest.raises(ValueError, match=r"the fastest schemes take .* ms for a token"):
         compress(model, Mixed(latency=head + fastest / 2, schemes=SCHEMES), batches)

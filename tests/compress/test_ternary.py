@@ -69,11 +69,11 @@ def test_gradients_are_those_of_the_definition(scheme):
     """The rounding passes gradients where it does not saturate: v = w / s between -1 and 1."""
     weight, direction = drawn().requires_grad_(), drawn(seed=1)
     scales = (0.7 * scheme.grid(weight.detach())[0]).requires_grad_()
-    made = rounded(weight, scales, None, scheme)
-    (made * direction).sum().backward()
+    fake_quantized = rounded(weight, scales, None, scheme)
+    (fake_quantized * direction).sum().backward()
     v = (weight.detach().unflatten(1, (2, 32)) / scales.detach().unsqueeze(2)).flatten(1)
     codes = v.sign() if scheme is BINARY else v.clamp(-1, 1).round()
-    torch.testing.assert_close(made.detach(), codes * scales.detach().repeat_interleave(32, 1))
+    torch.testing.assert_close(fake_quantized.detach(), codes * scales.detach().repeat_interleave(32, 1))
     inside = v.abs() <= 1
     torch.testing.assert_close(weight.grad, direction * inside)
     of_scale = torch.where(inside, codes - v, codes) * direction
@@ -102,17 +102,17 @@ def test_packing_five_to_a_byte():
     ("recipe", "each"), [("ternary-g32", 13 / 64), ("binary-g32", 8 / 64), ("binary-g32-gptq", 1 / 8)]
 )
 def test_files(recipe, each, tmp_path):
-    made = compress(model(), recipe, batches())
+    compressed = compress(model(), recipe, batches())
     with pytest.warns(UserWarning, match="transformers cannot load (ternary|binary) weights"):
-        made.save(tmp_path / "out")
+        compressed.save(tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    for path, x in quantized_layers(made.model).items():
+    for path, x in quantized_layers(compressed.model).items():
         n, k = x.shape
         packed, scales = tensors[f"{path}.weight_packed"], tensors[f"{path}.weight_scale"]
         assert packed.nbytes == pytest.approx(n * k * each, rel=0.03)
         assert packed.nbytes + scales.nbytes == x.scheme.bytes((n, k))
     again = load(tmp_path / "out")
-    assert torch.equal(logits(again), logits(made.model))
+    assert torch.equal(logits(again), logits(compressed.model))
     assert {x.scheme for x in quantized_layers(again).values()} == {parse(recipe).steps[0].scheme}
     with pytest.raises(ValueError, match="no `quant_method`"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -120,16 +120,16 @@ def test_files(recipe, each, tmp_path):
 
 @pytest.mark.parametrize("kind", ["ternary", "binary"])
 def test_they_learn(kind):
-    given, data = model(num_hidden_layers=1), batches()
+    teacher, data = model(num_hidden_layers=1), batches()
 
-    def lost(made) -> float:
-        p, q = (torch.log_softmax(logits(x, seed=0), -1) for x in (given, made))
+    def lost(student) -> float:
+        p, q = (torch.log_softmax(logits(x, seed=0), -1) for x in (teacher, student))
         return float((p.exp() * (p - q)).sum(-1).mean())
 
-    plain = compress(given, f"{kind}-g32", data).model
-    made = compress(given, Recipe((parse(f"{kind}-g32").steps[0], Distill(30, 2e-3))), data).model
-    assert lost(made) < 0.5 * lost(plain)
-    for x in quantized_layers(made).values():
+    plain = compress(teacher, f"{kind}-g32", data).model
+    distilled = compress(teacher, Recipe((parse(f"{kind}-g32").steps[0], Distill(30, 2e-3))), data).model
+    assert lost(distilled) < 0.5 * lost(plain)
+    for x in quantized_layers(distilled).values():
         assert x.scheme.kind == kind and x.parts().codes.unique().tolist() == (
             [1, 2, 3] if kind == "ternary" else [1, 3]
         )

@@ -41,13 +41,13 @@ def test_tables(tmp_path):
 
 def test_a_shrunk_and_quantized_model_is_saved_and_generates(tmp_path):
     model, batches = small(), data()
-    made = compress(model, "shrink-heads0.5-channels0.5-layers1+int4-g16-gptq+distill-2", batches)
-    assert "channels: 32 of 64 left" in str(made.report) and len(quantized_layers(made.model)) == 14
-    made.save(tmp_path / "small")
+    compressed = compress(model, "shrink-heads0.5-channels0.5-layers1+int4-g16-gptq+distill-2", batches)
+    assert "channels: 32 of 64 left" in str(compressed.report) and len(quantized_layers(compressed.model)) == 14
+    compressed.save(tmp_path / "small")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "small")
     assert (config.num_hidden_layers, config.intermediate_size, config.num_key_value_heads) == (2, 32, 1)
     ids = batches[0]["input_ids"][:1]
-    assert made.model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 19)
+    assert compressed.model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 19)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_what_is_refused(recipe, message):
 def test_a_folder_is_shrunk_into_another(tmp_path):
     model = small().bfloat16()
     model.save_pretrained(tmp_path / "model")
-    made = compress(tmp_path / "model", "shrink-heads0.5+int4-g16+distill-2", data(), out=tmp_path / "out")
-    assert made.model is None and made.folder == tmp_path / "out"
+    compressed = compress(tmp_path / "model", "shrink-heads0.5+int4-g16+distill-2", data(), out=tmp_path / "out")
+    assert compressed.model is None and compressed.folder == tmp_path / "out"
     again = load(tmp_path / "out")
     assert again.config.num_key_value_heads == 1 and len(quantized_layers(again)) == 21
     assert again(**data()[0]).logits.dtype == torch.bfloat16
@@ -87,8 +87,8 @@ def test_a_folder_is_shrunk_into_another(tmp_path):
 def test_the_model_that_was_given_is_not_changed(recipe):
     model = small(layers=1).train()
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    made = compress(model, recipe, data()).model.bfloat16()
-    for x in made.parameters():
+    compressed = compress(model, recipe, data()).model.bfloat16()
+    for x in compressed.parameters():
         x.data.zero_()
     assert model.training and all(x.requires_grad for x in model.parameters())
     for name, x in model.state_dict().items():

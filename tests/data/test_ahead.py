@@ -47,7 +47,7 @@ def test_a_budget_bounds_what_waits():
 @pytest.mark.starts
 def test_workers_give_the_same():
     ahead = Ahead(iter([0, 1, 2]), doubled, budget=1 << 20, workers=2)
-    assert [int(made["x"][0]) for made in ahead] == [0, 2, 4]
+    assert [int(batch["x"][0]) for batch in ahead] == [0, 2, 4]
 
 
 def test_sizes():

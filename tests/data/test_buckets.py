@@ -12,9 +12,9 @@ def test_lengths_are_eighths_of_a_power_of_two():
 
 @pytest.mark.parametrize("length", range(1, 300, 7))
 def test_at_most_an_eighth_is_padding(length):
-    made = pad_to_bucket({"input_ids": torch.ones(1, length, dtype=torch.long)})["input_ids"].shape[1]
-    assert length <= made <= max(length + 7, length * 9 / 8)
-    assert made == bucket(length) == min(n for n in bucket_lengths(512) if n >= length)
+    padded_length = pad_to_bucket({"input_ids": torch.ones(1, length, dtype=torch.long)})["input_ids"].shape[1]
+    assert length <= padded_length <= max(length + 7, length * 9 / 8)
+    assert padded_length == bucket(length) == min(n for n in bucket_lengths(512) if n >= length)
 
 
 def test_each_entry_has_its_value():
@@ -24,8 +24,8 @@ def test_each_entry_has_its_value():
         "labels": torch.ones(2, 3, dtype=torch.long), "decoder_input_ids": torch.ones(2, 3, dtype=torch.long),
         "decoder_attention_mask": torch.ones(2, 3, dtype=torch.long),
     }  # fmt: skip
-    made = pad_to_bucket(batch, (4, 8), pad_id=9)
-    assert {name: x[0].tolist() for name, x in made.items()} == {
+    padded = pad_to_bucket(batch, (4, 8), pad_id=9)
+    assert {name: x[0].tolist() for name, x in padded.items()} == {
         "input_ids": [1] * 5 + [9] * 3, "attention_mask": [1] * 5 + [0] * 3, "token_type_ids": [1] * 5 + [0] * 3,
         "special_tokens_mask": [1] * 8, "labels": [1, 1, 1, -100], "decoder_input_ids": [1, 1, 1, 9],
         "decoder_attention_mask": [1, 1, 1, 0],
@@ -33,37 +33,37 @@ def test_each_entry_has_its_value():
 
 
 def test_a_mask_that_is_missing_is_made():
-    made = pad_to_bucket({"input_ids": torch.full((1, 3), 5)}, (4,), pad_id=0)
-    assert made["attention_mask"].tolist() == [[1, 1, 1, 0]]
+    padded = pad_to_bucket({"input_ids": torch.full((1, 3), 5)}, (4,), pad_id=0)
+    assert padded["attention_mask"].tolist() == [[1, 1, 1, 0]]
 
 
 def test_a_mask_of_four_dims_is_padded_in_two():
     ids, mask = torch.ones(2, 3, dtype=torch.long), torch.ones(2, 1, 3, 3, dtype=torch.bool)
-    made = pad_to_bucket({"input_ids": ids, "attention_mask": mask}, (4,))["attention_mask"]
-    assert made.dtype == torch.bool and made[0, 0].int().tolist() == [[1, 1, 1, 0]] * 3 + [[0, 0, 0, 1]]
-    made = pad_to_bucket({"input_ids": ids, "attention_mask": mask.float() - 1}, (4,), side="left")["attention_mask"]
+    padded = pad_to_bucket({"input_ids": ids, "attention_mask": mask}, (4,))["attention_mask"]
+    assert padded.dtype == torch.bool and padded[0, 0].int().tolist() == [[1, 1, 1, 0]] * 3 + [[0, 0, 0, 1]]
+    padded = pad_to_bucket({"input_ids": ids, "attention_mask": mask.float() - 1}, (4,), side="left")["attention_mask"]
     low = torch.finfo(torch.float32).min
-    assert made[0, 0].tolist() == [[0, low, low, low]] + [[low, 0, 0, 0]] * 3
+    assert padded[0, 0].tolist() == [[0, low, low, low]] + [[low, 0, 0, 0]] * 3
 
 
 def test_packed_positions_get_no_mask():
     ids = torch.ones(1, 3, dtype=torch.long)
-    made = pad_to_bucket({"input_ids": ids, "position_ids": torch.tensor([[0, 1, 0]]), "use_cache": False}, (4,))
-    assert made["position_ids"].tolist() == [[0, 1, 0, 0]] and "attention_mask" not in made
+    padded = pad_to_bucket({"input_ids": ids, "position_ids": torch.tensor([[0, 1, 0]]), "use_cache": False}, (4,))
+    assert padded["position_ids"].tolist() == [[0, 1, 0, 0]] and "attention_mask" not in padded
 
 
 def test_labels_of_rows_and_other_entries_are_unchanged():
     batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.tensor([0, 1]),
              "pixel_values": torch.zeros(2, 3, 5, 5)}  # fmt: skip
-    made = pad_to_bucket(batch, (8,))
+    padded = pad_to_bucket(batch, (8,))
     several = torch.zeros(2, 3)
     assert pad_to_bucket({**batch, "labels": several}, (8,))["labels"] is several
-    assert made["labels"] is batch["labels"] and made["pixel_values"] is batch["pixel_values"]
+    assert padded["labels"] is batch["labels"] and padded["pixel_values"] is batch["pixel_values"]
 
 
 def test_the_left_side():
-    made = pad_to_bucket({"input_ids": torch.full((1, 2), 5)}, (4,), pad_id=7, side="left")
-    assert made["input_ids"].tolist() == [[7, 7, 5, 5]]
+    padded = pad_to_bucket({"input_ids": torch.full((1, 2), 5)}, (4,), pad_id=7, side="left")
+    assert padded["input_ids"].tolist() == [[7, 7, 5, 5]]
 
 
 def test_too_long_a_sequence_is_an_error():

@@ -8,5 +8,5 @@ import pytest
 
 @pytest.mark.parametrize("name", ("rows", "buckets", "packs", "mixture", "stream"))
 def test_examples(name):
-    found = doctest.testmod(import_module(f"tutti.data.{name}"))
-    assert found.attempted and not found.failed
+    results = doctest.testmod(import_module(f"tutti.data.{name}"))
+    assert results.attempted and not results.failed

@@ -81,8 +81,8 @@ def separate_loss(model, packs, causal):
     for pack in packs:
         for ids in map(torch.tensor, pack["sequences"]):
             logits = model(input_ids=ids[None]).logits[0]
-            made, wanted = (logits[:-1], ids[1:]) if causal else (logits, ids)
-            total += torch.nn.functional.cross_entropy(made, wanted, reduction="sum")
+            predictions, wanted = (logits[:-1], ids[1:]) if causal else (logits, ids)
+            total += torch.nn.functional.cross_entropy(predictions, wanted, reduction="sum")
             count += len(wanted)
     return total / count
 

@@ -120,14 +120,14 @@ def test_batches_after_ones_that_could_not_be_made():
             raise OSError(step)
         return step
 
-    found = []
+    outcomes = []
     with Prefetch(make, range(6), ahead=2) as batches:
         for _ in range(6):
             try:
-                found.append(next(batches))
+                outcomes.append(next(batches))
             except OSError as error:
-                found.append(str(error))
-    assert found == [0, "1", "2", 3, 4, 5]
+                outcomes.append(str(error))
+    assert outcomes == [0, "1", "2", 3, 4, 5]
 
 
 def test_trees_keep_their_types_when_they_are_pinned(monkeypatch):

@@ -185,12 +185,12 @@ def test_workers_and_a_thread_give_the_same(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines)
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write(lines)
-    made = []
+    runs = []
     for workers in (0, 2):
         source = Mixture({str(tmp_path / "a.jsonl"): 1, str(tmp_path / "b.jsonl.gz"): 1})
         with Stream(source, 8, workers=workers, collate=collated) as stream:
-            made.append([next(stream)["x"].tolist() for _ in range(12)])
-    assert made[0] == made[1]
+            runs.append([next(stream)["x"].tolist() for _ in range(12)])
+    assert runs[0] == runs[1]
 
 
 def test_a_state_is_of_one_seed():
@@ -261,10 +261,10 @@ def test_processes_that_are_killed_and_others_that_go_on(tmp_path):
     context = multiprocessing.get_context("fork")
 
     def start(parts, batches, state=None):
-        made = [context.Process(target=_write, args=(out, p, parts, batches, data, state)) for p in range(parts)]
-        for process in made:
+        processes = [context.Process(target=_write, args=(out, p, parts, batches, data, state)) for p in range(parts)]
+        for process in processes:
             process.start()
-        return made
+        return processes
 
     two = start(2, None)
     while sum(1 for _ in (out / "states").iterdir()) < 5:

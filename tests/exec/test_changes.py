@@ -196,8 +196,8 @@ def test_static_entries_of_the_batch():
     batch = {**edges.points(), "scale": 2.0, "more": ["one", None]}
     step = tutti.parallelize(model, edges.optimizer_for(model), batch, loss=loss, level="O0")
     expected = [loss(model, b).item() for b in (batch, {**batch, "scale": 3.0}, {**batch, "more": ["two", None]})]
-    found = [step.evaluate(b).item() for b in (batch, {**batch, "scale": 3.0}, {**batch, "more": ["two", None]})]
-    assert found == pytest.approx(expected, rel=1e-6)
+    losses = [step.evaluate(b).item() for b in (batch, {**batch, "scale": 3.0}, {**batch, "more": ["two", None]})]
+    assert losses == pytest.approx(expected, rel=1e-6)
 
 
 def test_values_that_are_always_others_are_an_error_in_the_end():
@@ -414,9 +414,9 @@ def test_processes_notice_changes_too(pool, plan, microbatches):
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    for losses, found, said in pool.run(in_a_job, plan, microbatches):
+    for losses, rank_metrics, said in pool.run(in_a_job, plan, microbatches):
         assert losses == pytest.approx(expected, rel=1e-5)
-        torch.testing.assert_close(found, {key: x.detach() for key, x in metrics.items()}, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(rank_metrics, {key: x.detach() for key, x in metrics.items()}, rtol=1e-5, atol=1e-6)
         assert "FloatingPointError: NaN" in said
 
 
@@ -703,10 +703,10 @@ def test_caches_of_what_a_step_would_make_otherwise_are_refused(make):
     model = make()
     with pytest.raises(ValueError, match="depends on Python state that its forward changes"):
         tutti.capture(model, edges.points(), adam(model))
-    kept = projection(edges.WIDTH)
+    cached = projection(edges.WIDTH)
     if make is Projected:
         tutti.capture(model, edges.points(), adam(model))  # where they are there they are constants
-        assert projection(edges.WIDTH) is kept
+        assert projection(edges.WIDTH) is cached
 
 
 class Holder:

@@ -46,12 +46,12 @@ def test_a_step_after_an_interrupted_one(monkeypatch, plan):
 
 
 def test_a_function_after_an_interrupted_call(monkeypatch):
-    def made() -> tutti.Function:
+    def pipelined_forward() -> tutti.Function:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
         return tutti.forward(model, (X,), store=tutti.Store(model=model), cluster="cpu:2", plan="pp2")
 
-    expected, forward = made()((X,)), made()
+    expected, forward = pipelined_forward()((X,)), pipelined_forward()
     interrupt(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         forward((X,))

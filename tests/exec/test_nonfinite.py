@@ -32,9 +32,9 @@ class Net(nn.Module):
 
 def batches(count: int = 5, entry: float = -3.0) -> list[tuple[torch.Tensor]]:
     torch.manual_seed(1)
-    made = [torch.rand(8, 8) for _ in range(count)]
-    made[BAD][5, 3] = entry
-    return [(x,) for x in made]
+    tensors = [torch.rand(8, 8) for _ in range(count)]
+    tensors[BAD][5, 3] = entry
+    return [(x,) for x in tensors]
 
 
 def step_of(norm: bool = False, optimizer=torch.optim.AdamW, model=Net, **options) -> Step:

@@ -33,9 +33,9 @@ def test_training_goes_on_under_another_plan():
 
 def test_a_device_keeps_what_its_stages_train():
     step = make()
-    kept = [{name for name in parts if name.startswith("param:")} for parts in step.store.parts]
-    assert not kept[0] & kept[1] and len(kept[0] | kept[1]) == len(step.graph.names("param"))
-    assert set(step.state_dict(sharded=True)) == {name.removeprefix("param:") for name in kept[0]}
+    names = [{name for name in parts if name.startswith("param:")} for parts in step.store.parts]
+    assert not names[0] & names[1] and len(names[0] | names[1]) == len(step.graph.names("param"))
+    assert set(step.state_dict(sharded=True)) == {name.removeprefix("param:") for name in names[0]}
 
 
 def test_a_saved_pipeline_is_used_again(tmp_path):

@@ -82,11 +82,11 @@ def test_groups_of_a_level(pool):
 
 def exchanged() -> dict[str, list[float]]:
     _join()
-    found = {}
+    sent = {}
     for kind in MESSAGES:
         exchange.collective(kind, 64, dist.group.WORLD, torch.device("cpu"))()
-        found[kind] = exchange.sent(kind, 64, 4)
-    return found
+        sent[kind] = exchange.sent(kind, 64, 4)
+    return sent
 
 
 @pytest.mark.parametrize(
@@ -129,23 +129,23 @@ def test_flops_of_what_is_no_matrix_product(name):
 
 
 def test_figures_in_turn_have_operands_of_their_own():
-    made, ran = [], []
+    operands, ran = [], []
 
     def make():
-        made.append(mine := len(made) + 1)
+        operands.append(mine := len(operands) + 1)
         return lambda: ran.append(mine)
 
     run = compute.in_turn(make, compute.MOST / 3)
-    assert len(made) == 3 and ran == [1, 2, 3]  # each once, to warm up
+    assert len(operands) == 3 and ran == [1, 2, 3]  # each once, to warm up
     for _ in range(4):
         run()
     assert ran[3:] == [1, 2, 3, 1]
     compute.in_turn(make, 1)
-    assert len(made) == 3 + compute.TURNS
+    assert len(operands) == 3 + compute.TURNS
     compute.in_turn(make, 2 * compute.MOST)
-    assert len(made) == 3 + compute.TURNS + 1
+    assert len(operands) == 3 + compute.TURNS + 1
     compute.in_turn(make, 1, compute.COLD)
-    assert len(made) == 3 + compute.TURNS + 1 + compute.COLD
+    assert len(operands) == 3 + compute.TURNS + 1 + compute.COLD
 
 
 def test_shapes_up_to_a_size():
@@ -160,8 +160,8 @@ def test_the_line_nearest_by_relative_errors():
 
 def test_times_leave_the_first_run_out():
     ticks, runs = iter(range(100)), []
-    found = times(lambda: runs.append(0), torch.device("cpu"), 0.0, 3, lambda: next(ticks) ** 2)
-    assert found == [5 + 4 * i for i in (0, 1, 2)] and len(runs) == 4  # 3^2 - 2^2, 5^2 - 4^2, ...
+    measured = times(lambda: runs.append(0), torch.device("cpu"), 0.0, 3, lambda: next(ticks) ** 2)
+    assert measured == [5 + 4 * i for i in (0, 1, 2)] and len(runs) == 4  # 3^2 - 2^2, 5^2 - 4^2, ...
 
 
 def test_what_comes_before_a_run_is_not_counted():
@@ -170,8 +170,8 @@ def test_what_comes_before_a_run_is_not_counted():
     def passes(seconds):
         ticks[0] += seconds
 
-    found = times(lambda: passes(1), torch.device("cpu"), 0.0, 3, clock, lambda: passes(10))
-    assert found == [1] * 3 and ticks[0] == 44
+    measured = times(lambda: passes(1), torch.device("cpu"), 0.0, 3, clock, lambda: passes(10))
+    assert measured == [1] * 3 and ticks[0] == 44
 
 
 def together(window: float) -> list[float]:

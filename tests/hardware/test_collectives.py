@@ -26,7 +26,7 @@ def sent(kind: str, k: int, buffer: float = N) -> float:
 
 
 def line(on: Cluster, name: str, kind: str, stride: int, k: int):
-    return next(found for found in on.lines(kind, stride, k) if found.name == name)
+    return next(candidate for candidate in on.lines(kind, stride, k) if candidate.name == name)
 
 
 def seconds(on: Cluster, name: str, kind: str, stride: int, k: int) -> float:
@@ -73,9 +73,9 @@ def test_levels_are_gone_through_one_by_one(inside, nodes):
 
 def test_a_ring_over_nodes_uses_the_rails_of_all_its_ranks():
     on = cluster((8, FAST), (16, SLOW))
-    found = line(on, "ring", "all_reduce", 1, 128)
-    assert found.per_byte == pytest.approx(1 / (8 * 10e9))
-    assert found.fixed == pytest.approx(2 * (112 * 1e-6 + 15 * 1e-5))
+    whole = line(on, "ring", "all_reduce", 1, 128)
+    assert whole.per_byte == pytest.approx(1 / (8 * 10e9))
+    assert whole.fixed == pytest.approx(2 * (112 * 1e-6 + 15 * 1e-5))
     half = line(on, "ring", "all_reduce", 2, 64)  # every second rank
     assert half.per_byte == pytest.approx(1 / (4 * 10e9))
 
@@ -106,9 +106,9 @@ def test_an_all_to_all_sends_between_nodes_what_is_meant_for_them():
 def test_a_torus_uses_the_rings_of_all_its_dims_at_once():
     ring = Link(20e9, 1e-6, kind="ring")
     on = cluster((4, ring), (6, ring), (5, ring))
-    found = line(on, "hierarchical", "all_reduce", 1, 120)
-    assert found.fixed == pytest.approx(2 * (3 + 5 + 4) * 1e-6)
-    assert seconds(on, "hierarchical", "all_reduce", 1, 120) - found.fixed == pytest.approx(2 * 119 / 120 * N / 60e9)
+    torus = line(on, "hierarchical", "all_reduce", 1, 120)
+    assert torus.fixed == pytest.approx(2 * (3 + 5 + 4) * 1e-6)
+    assert seconds(on, "hierarchical", "all_reduce", 1, 120) - torus.fixed == pytest.approx(2 * 119 / 120 * N / 60e9)
     one = line(on, "hierarchical", "all_gather", 4, 6)  # along one dim
     assert one.per_byte == pytest.approx(1 / 20e9)
 

@@ -69,8 +69,8 @@ def test_drivers_names_find_one_preset_each():
         "NVIDIA H100 PCIe": None,
     }
     for driver, expected in names.items():
-        found = [name for name, preset in PRESETS.items() if preset.model and re.search(preset.model, driver)]
-        assert found == ([expected] if expected else [])
+        matches = [name for name, preset in PRESETS.items() if preset.model and re.search(preset.model, driver)]
+        assert matches == ([expected] if expected else [])
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -61,8 +61,8 @@ def test_slowest_link_equals_the_definition(sizes, stride, size):
                 worst = max(worst, level)
     if size > 1:
         # levels of one member join nothing: any link up to the next real level is as good
-        found = links.index(cluster.link(stride, size))
-        assert found == worst or all(sizes[i] == 1 for i in range(min(found, worst) + 1, max(found, worst) + 1))
+        slowest = links.index(cluster.link(stride, size))
+        assert slowest == worst or all(sizes[i] == 1 for i in range(min(slowest, worst) + 1, max(slowest, worst) + 1))
 
 
 def test_group_that_is_too_large():

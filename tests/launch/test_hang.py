@@ -46,8 +46,8 @@ def test_nobody_hangs_while_any_rank_gets_on(alive):
 def test_who_says_nothing_is_named_and_who_has_left_is_not():
     last = HangReport(1, where="in step 9", process=os.getpid())
     said = verdict({0: waits(), 1: last, 2: HangReport(4, left=True)}, {1: 31.0}, 3)
-    told = "all_reduce of 3/mlp over tp (in step 41): it has sent no heartbeat for 31 s, last in step 9: process"
-    assert said and said.startswith(f"rank 1 of 3 has not reached {told}")
+    detail = "all_reduce of 3/mlp over tp (in step 41): it has sent no heartbeat for 31 s, last in step 9: process"
+    assert said and said.startswith(f"rank 1 of 3 has not reached {detail}")
     assert "first heartbeat" in (verdict({0: waits()}, {1: 31.0}, 2) or "")
     assert (
         verdict({0: works(), 1: HangReport(1, left=True)}, {}, 2)
@@ -57,8 +57,8 @@ def test_who_says_nothing_is_named_and_who_has_left_is_not():
 
 def test_of_ranks_that_wait_for_one_another_all_are_told():
     said = verdict({0: waits("send of a"), 1: waits("send of b")}, {}, 2)
-    told = "rank 0 waits in send of a (in step 41); rank 1 waits in send of b (in step 41)"
-    assert said == f"all ranks of 2 wait for one another: {told}"
+    waiting = "rank 0 waits in send of a (in step 41); rank 1 waits in send of b (in step 41)"
+    assert said == f"all ranks of 2 wait for one another: {waiting}"
 
 
 def test_a_report_goes_through_the_store():
@@ -70,13 +70,13 @@ def test_a_position_knows_whom_a_communication_takes():
     here = Heartbeat()
     here.place(2, {"pp": 2, "dp": 2, "tp": 2})
     assert here.peers() is None
-    known = {
+    expected = {
         Meeting("ppermute", "dp tp", ""): [0, 2, 3],
         Meeting("all_gather", "tp", ""): [2, 3],
         Meeting("receive", "pp", "x", 6): [2, 6],
         Meeting("broadcast", "", ""): None,
     }
-    for meeting, peers in known.items():
+    for meeting, peers in expected.items():
         here.enter(meeting)
         assert here.peers() == peers
 

@@ -29,9 +29,9 @@ NASTY = [
 ]
 
 
-def job(tmp_path: Path, **given) -> ClusterJob:
+def job(tmp_path: Path, **changes) -> ClusterJob:
     values = {"words": ("train", "a.toml"), "name": "demo", "folder": tmp_path, "nodes": 3, "processes": 4}
-    return ClusterJob(**{**values, **given})
+    return ClusterJob(**{**values, **changes})
 
 
 FULL = Kubernetes("registry.org/me/tutti:1", "research", ("data:/data", "models:/models"), ("A=b=c $(D)",), "/data",
@@ -42,10 +42,10 @@ FULL = Kubernetes("registry.org/me/tutti:1", "research", ("data:/data", "models:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("own", [Kubernetes("tutti"), FULL])
 def test_the_schemas_accept_all_manifests(tmp_path, version, own):
-    made = manifests(job(tmp_path, min_nodes=2, gpus=4, memory="64G"), own)
-    made += servers(job(tmp_path, replicas=2, words=("serve", "m")), own, ["m"], 8000)
-    assert [x["kind"] for x in made] == ["Service", "Job", "Service", "Deployment", "PodDisruptionBudget"]
-    for document in made:
+    documents = manifests(job(tmp_path, min_nodes=2, gpus=4, memory="64G"), own)
+    documents += servers(job(tmp_path, replicas=2, words=("serve", "m")), own, ["m"], 8000)
+    assert [x["kind"] for x in documents] == ["Service", "Job", "Service", "Deployment", "PodDisruptionBudget"]
+    for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
 
 
@@ -57,10 +57,10 @@ def test_a_wrong_manifest_is_noticed(tmp_path):
 
 
 def test_pods_meet_at_the_first_and_evictions_do_not_count(tmp_path):
-    service, made = manifests(job(tmp_path, min_nodes=2, requeues=5, grace=300), FULL)
-    spec, pod = made["spec"], made["spec"]["template"]["spec"]
+    service, workload = manifests(job(tmp_path, min_nodes=2, requeues=5, grace=300), FULL)
+    spec, pod = workload["spec"], workload["spec"]["template"]["spec"]
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
-    assert service["spec"]["selector"].items() <= made["spec"]["template"]["metadata"]["labels"].items()
+    assert service["spec"]["selector"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
     assert spec["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["type"] == "DisruptionTarget"
     assert spec["backoffLimit"] == 15 and pod["terminationGracePeriodSeconds"] == 300
@@ -87,10 +87,10 @@ def test_words_survive(tmp_path):
 
 
 def test_servers_are_probed_and_answer_to_their_service(tmp_path):
-    made = servers(job(tmp_path, replicas=2, words=("serve", "m")), FULL, ["m", "--keys", "a"], 9000)
-    container = made[1]["spec"]["template"]["spec"]["containers"][0]
+    documents = servers(job(tmp_path, replicas=2, words=("serve", "m")), FULL, ["m", "--keys", "a"], 9000)
+    container = documents[1]["spec"]["template"]["spec"]["containers"][0]
     words = container["command"]
-    assert made[1]["spec"]["replicas"] == 2
+    assert documents[1]["spec"]["replicas"] == 2
     assert words[words.index("serve") :][:6] == ["serve", "m", "--keys", "a", "--host", "0.0.0.0"]
     assert words[-4:] == ["--allowed-hosts", "demo", "demo.research", "demo.research.svc.cluster.local"]
     assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
@@ -113,17 +113,17 @@ def test_kubernetes_refuses(values, message):
 
 @pytest.mark.starts
 def test_kubectl_gets_the_file(tmp_path, monkeypatch):
-    made = job(tmp_path / "job")
-    path = write(made, manifests(made, FULL))
+    cluster_job = job(tmp_path / "job")
+    path = write(cluster_job, manifests(cluster_job, FULL))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=f"no kubectl on this machine; where there is one: kubectl create -f {path}"):
-        submit(path, made)
+        submit(path, cluster_job)
     kubectl = tmp_path / "kubectl"
     kubectl.write_text('#!/bin/sh\necho "$@"\n')
     kubectl.chmod(0o755)
-    assert submit(path, made) == f"create -f {path}\n"
+    assert submit(path, cluster_job) == f"create -f {path}\n"
     kubectl.write_text("#!/bin/sh\necho 'Error (AlreadyExists): jobs demo already exists' >&2; exit 1\n")
     with pytest.raises(ValueError, match=f"already exists; to run it again: kubectl delete -f {path}"):
-        submit(path, made)
+        submit(path, cluster_job)
     assert json.dumps(list(yaml.safe_load_all(path.read_text())))
     assert subprocess.run([kubectl], capture_output=True).returncode == 1

@@ -156,13 +156,13 @@ def test_a_job_starts_anew_as_often_as_it_may(tmp_path, capfd):
         launch(dies_at_first, 2, str(tmp_path), restarts=1)
 
 
-@pytest.mark.parametrize(("given", "message"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     ((0, 1), "--min 0 and --max 1: give"), ((3, 2), "--min 3 and --max 2: give"),
     ((1, 2), "several machines need a meeting point"), ((1, 2, "here"), "several machines need a meeting point"),
 ])  # fmt: skip
-def test_machines_that_cannot_be(given, message):
+def test_machines_that_cannot_be(arguments, message):
     with pytest.raises(ValueError, match=message):
-        Machines(*given)
+        Machines(*arguments)
 
 
 STORE = """

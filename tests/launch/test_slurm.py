@@ -16,9 +16,9 @@ NASTY = ["a b", "it's", '"', "$HOME", "$(touch injected)", "`touch injected`", "
          "line\n#SBATCH --nodes=9\ntouch injected"]  # fmt: skip
 
 
-def job(tmp_path: Path, **given) -> ClusterJob:
+def job(tmp_path: Path, **changes) -> ClusterJob:
     values = {"words": ("train", "runs/demo.toml"), "name": "demo", "folder": tmp_path / "job", "nodes": 2}
-    return ClusterJob(**{**values, **given})
+    return ClusterJob(**{**values, **changes})
 
 
 def lines(text: str) -> list[str]:
@@ -26,16 +26,16 @@ def lines(text: str) -> list[str]:
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize("given", [{}, {"min_nodes": 1}, {"requeues": 0, "memory": "64G", "gpus": 4, "processes": 4}])
-def test_the_script_is_bash(tmp_path, given):
-    text = script(job(tmp_path, **given), Slurm(setup=("module load cuda",)), tmp_path)
+@pytest.mark.parametrize("options", [{}, {"min_nodes": 1}, {"requeues": 0, "memory": "64G", "gpus": 4, "processes": 4}])
+def test_the_script_is_bash(tmp_path, options):
+    text = script(job(tmp_path, **options), Slurm(setup=("module load cuda",)), tmp_path)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert "\nmodule load cuda\n" in text
 
 
 def test_what_sbatch_reads(tmp_path):
-    made = job(tmp_path, processes=4, gpus=4, memory="64G", grace=300)
-    text = lines(script(made, Slurm("4:00:00", "gpu", "me", ("--constraint=a b", "--exclusive")), tmp_path))
+    cluster_job = job(tmp_path, processes=4, gpus=4, memory="64G", grace=300)
+    text = lines(script(cluster_job, Slurm("4:00:00", "gpu", "me", ("--constraint=a b", "--exclusive")), tmp_path))
     wanted = ["--job-name=demo", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--gpus-per-node=4",
               "--mem=64G", "--time=4:00:00", "--partition=gpu", "--account=me", f"--chdir={tmp_path}",
               f"--output={tmp_path}/job/logs/%j.txt", "--open-mode=append", "--requeue", "--signal=B:USR1@300",
@@ -55,8 +55,10 @@ PRINT = "import json, sys; print(json.dumps(sys.argv[1:]))"
 @pytest.mark.starts
 def test_arguments_survive_the_script(tmp_path):
     """With the commands of Slurm replaced by functions, the script calls `tutti run` with the words as they were."""
-    made = job(tmp_path, words=("train", *NASTY), name="nasty", folder=tmp_path / "it's a $(touch injected) folder")
-    path = write(made, Slurm(), tmp_path)
+    cluster_job = job(
+        tmp_path, words=("train", *NASTY), name="nasty", folder=tmp_path / "it's a $(touch injected) folder"
+    )
+    path = write(cluster_job, Slurm(), tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {
@@ -73,8 +75,8 @@ def test_arguments_survive_the_script(tmp_path):
     assert words[words.index("-m", 1) :] == ["-m", "tutti.cli", "train", *NASTY]
     assert "--meet=host-1:20007" in words and "--max=2" in words
     assert not (tmp_path / "injected").exists()
-    assert f"--logs={made.folder}/logs/20007/attempt-0" in words
-    assert Path(f"{made.folder}/logs/20007/attempt-0").is_dir()
+    assert f"--logs={cluster_job.folder}/logs/20007/attempt-0" in words
+    assert Path(f"{cluster_job.folder}/logs/20007/attempt-0").is_dir()
 
 
 @pytest.mark.parametrize(

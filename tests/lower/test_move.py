@@ -54,9 +54,9 @@ def moved(kind, axis, source, target, shape=SHAPE):
     ],
 )
 def test_leading_dims_need_no_copies(kind, source, target, operators):
-    found = moved(kind, "b", source, target)[1]
+    names = moved(kind, "b", source, target)[1]
     free = ("aten.reshape.default", "aten.permute.default")  # what they move here has size one
-    assert [name for name in found if name not in free] == operators
+    assert [name for name in names if name not in free] == operators
 
 
 @pytest.mark.parametrize("old", [Split(0), Split(1), Split(0, 2), Split(1, 2)])

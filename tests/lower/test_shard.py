@@ -117,9 +117,9 @@ def test_layer_norm_gets_statistics_without_holes():
     batch = (torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0)),)
     loss = lambda m, b: F.silu(m(b[0])).sum()  # noqa: E731
     plan = Plan({"a": 2}, operators={"/backward/native_layer_norm_backward": {"a": Choice("b")}})
-    found = []
+    gradients = []
     for cluster, chosen in (("cpu:1", "single"), ("cpu:2", plan)):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster=cluster, plan=chosen, level="O0")
-        found.append(step.gradients(batch))
-    torch.testing.assert_close(found[1], found[0])
+        gradients.append(step.gradients(batch))
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -16,14 +16,14 @@ def losses(model, batch, cluster=None, plan=None, steps=4):
     if plan is not None:
         step = tutti.parallelize(model, optimizer, batch, cluster=cluster, plan=plan, level="O0")
         return torch.stack([step(batch) for _ in range(steps)])
-    made = []
+    history = []
     for _ in range(steps):
         optimizer.zero_grad()
         loss = model(**batch).loss
         loss.backward()
         optimizer.step()
-        made.append(loss.detach())
-    return torch.stack(made)
+        history.append(loss.detach())
+    return torch.stack(history)
 
 
 @pytest.fixture

@@ -30,21 +30,24 @@ def test_parameters_are_those_of_the_paper():
 
 
 def test_the_interactions_are_dot_products_of_all_pairs():
-    model, given = make(), batch()
+    model, inputs = make(), batch()
     seen = {}
     model.top.register_forward_hook(lambda m, x, y: seen.update(x=x[0]))
-    made = model(**given)
-    assert made.logits.shape == (8,) and seen["x"].shape == (8, 8 + 6)
-    vectors = [model.bottom(given["dense"]), *(t.weight[given["categories"][:, i]] for i, t in enumerate(model.tables))]
+    outputs = model(**inputs)
+    assert outputs.logits.shape == (8,) and seen["x"].shape == (8, 8 + 6)
+    vectors = [
+        model.bottom(inputs["dense"]),
+        *(t.weight[inputs["categories"][:, i]] for i, t in enumerate(model.tables)),
+    ]
     pairs = [(vectors[i] * vectors[j]).sum(1) for i in range(4) for j in range(i)]
     torch.testing.assert_close(seen["x"], torch.cat([vectors[0], torch.stack(pairs, 1)], 1))
 
 
 def test_bags_add_up():
-    model, given = make(), batch(3)
-    vectors = model.tables[0].weight[given["categories"][:, 0]].sum(1)
-    torch.testing.assert_close(model.tables[0](given["categories"][:, 0]), vectors)
-    assert model(**given).logits.shape == (8,)
+    model, inputs = make(), batch(3)
+    vectors = model.tables[0].weight[inputs["categories"][:, 0]].sum(1)
+    torch.testing.assert_close(model.tables[0](inputs["categories"][:, 0]), vectors)
+    assert model(**inputs).logits.shape == (8,)
 
 
 def test_plans_do_not_change_losses(trains_alike):

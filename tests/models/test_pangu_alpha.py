@@ -37,8 +37,8 @@ def test_the_query_of_the_last_layer_is_the_position(model):
     model.model.query_layer.attention.query.register_forward_hook(lambda m, x, y: seen.update(query=x[0]))
     model.model.query_layer.register_forward_pre_hook(lambda m, x: seen.update(entry=x[0]))
     x = ids()
-    made = model(x)
-    assert made.logits.shape == (4, 8, 40)
+    outputs = model(x)
+    assert outputs.logits.shape == (4, 8, 40)
     assert torch.equal(seen["query"], model.model.queries.weight[:8].expand(4, 8, 16))
     torch.testing.assert_close(seen["entry"].mean(-1), torch.zeros(4, 8), atol=1e-5, rtol=0)  # behind a layer norm
 

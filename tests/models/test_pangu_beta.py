@@ -64,12 +64,12 @@ def test_generation_with_and_without_a_cache():
 
 def test_the_loss_of_masked_tokens_is_added():
     model, x = make(PanGuBetaForConditionalGeneration), ids()
-    given = masked(x)
-    written = model(given["input_ids"], labels=ids(4, 5, 1)).loss
-    both = model(given["input_ids"], labels=ids(4, 5, 1), masked_tokens=given["labels"]).loss
-    logits = model.masked_head(model.get_encoder()(given["input_ids"])[0], model.model.tokens.weight)
-    chosen = given["labels"] >= 0
-    masked_loss = torch.nn.functional.cross_entropy(logits[chosen], given["labels"][chosen])
+    corrupted = masked(x)
+    written = model(corrupted["input_ids"], labels=ids(4, 5, 1)).loss
+    both = model(corrupted["input_ids"], labels=ids(4, 5, 1), masked_tokens=corrupted["labels"]).loss
+    logits = model.masked_head(model.get_encoder()(corrupted["input_ids"])[0], model.model.tokens.weight)
+    chosen = corrupted["labels"] >= 0
+    masked_loss = torch.nn.functional.cross_entropy(logits[chosen], corrupted["labels"][chosen])
     torch.testing.assert_close(both, written + masked_loss)
 
 

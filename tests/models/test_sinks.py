@@ -16,11 +16,11 @@ def model():
         head_dim=16, num_local_experts=4, num_experts_per_tok=2, vocab_size=64, sliding_window=8,
         max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     )  # fmt: skip
-    made = GptOssForCausalLM(config).float()
-    for name, x in made.named_parameters():
+    model = GptOssForCausalLM(config).float()
+    for name, x in model.named_parameters():
         if name.endswith("sinks"):
             torch.nn.init.normal_(x)
-    return made
+    return model
 
 
 BATCH = torch.arange(64).view(2, 32) * 7 % 64

@@ -39,7 +39,7 @@ def test_crosses_are_told_apart():
 
 
 def test_the_wide_part_learns_what_crosses_tell():
-    found = {}
+    losses = {}
     for crosses in ((), ((0, 1),)):
         model = make(crosses=crosses, buckets=10_000)
         optimizer = torch.optim.Adagrad(model.wide_parameters(), 1.0)
@@ -48,8 +48,8 @@ def test_the_wide_part_learns_what_crosses_tell():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        found[len(crosses)] = loss.item()
-    assert found[1] < 0.1 < 0.5 < found[0]
+        losses[len(crosses)] = loss.item()
+    assert losses[1] < 0.1 < 0.5 < losses[0]
 
 
 def test_plans_do_not_change_losses(trains_alike):

@@ -52,9 +52,9 @@ def test_in_plain_aten(dtype, tolerance, numbers, hyper):
     for moments, forward in ((2, adam.forward), (3, adam.forward_amsgrad)):
         op = torch.ops.tutti.adam if moments == 2 else torch.ops.tutti.adam_amsgrad
         for row in rows(dtype=dtype, moments=moments):
-            made = forward(*row, STEP, LR, *numbers, **HYPER | hyper)
+            plain = forward(*row, STEP, LR, *numbers, **HYPER | hyper)
             exact = op(*row, STEP, LR, *numbers, **HYPER | hyper)
-            torch.testing.assert_close(made, exact, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(plain, exact, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("moments", [2, 3])
@@ -65,8 +65,8 @@ def test_in_place_equals_functional(moments, dtype):
     expected = [getattr(torch.ops.tutti, name)(*row, STEP, LR, **HYPER) for row in table]
     getattr(torch.ops.tutti, name + "_")(*(list(c) for c in zip(*table, strict=True)), STEP, LR, **HYPER)
     for row, new in zip(table, expected, strict=True):
-        param, _, *held = row
-        assert all(torch.equal(a, b) for a, b in zip((param, *held), new, strict=True))
+        param, _, *state = row
+        assert all(torch.equal(a, b) for a, b in zip((param, *state), new, strict=True))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -87,11 +87,11 @@ def test_any_memory_order(which):
 def test_gradients_are_cast_and_scaled_in_pieces(monkeypatch, scale):
     monkeypatch.setitem(adam.PIECE, "cpu", 256)
     table = rows(shapes=((40, 16), (5,), (), (0, 3), (16, 16), (30,)))
-    low = [(param, grad.bfloat16(), *held) for param, grad, *held in table]
+    low = [(param, grad.bfloat16(), *state) for param, grad, *state in table]
     low[4] = tuple(t.t() for t in low[4])  # lies in another order
     wide = [
-        (param.clone(), grad.float() * (1 if scale is None else scale), *(t.clone() for t in held))
-        for param, grad, *held in low
+        (param.clone(), grad.float() * (1 if scale is None else scale), *(t.clone() for t in state))
+        for param, grad, *state in low
     ]
     numbers = [[part.numel() for part, *_ in piece] for piece in adam._pieces(low, 256)]
     assert numbers == [[256], [256], [128, 5, 1, 0], [256], [30]]
@@ -119,6 +119,6 @@ def test_nothing_to_update():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_low_precision_gradient_is_scaled_in_the_dtype_of_its_parameter(dtype):
     grad, scale = torch.randn(3, 5).to(dtype), torch.tensor(0.3, dtype=torch.float64)
-    found = torch.empty(3, 5)
-    adam._multiply(grad, scale, found)
-    assert torch.equal(found, grad.float().mul_(scale))
+    product = torch.empty(3, 5)
+    adam._multiply(grad, scale, product)
+    assert torch.equal(product, grad.float().mul_(scale))

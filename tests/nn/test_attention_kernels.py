@@ -83,14 +83,14 @@ def test_bits_do_not_depend_on_threads():
     args, how = drawn(heads=4, groups=2, queries=100, keys=100, width=32, causal=True)
     forward, sums = of_forward(args, how)
     threads = torch.get_num_threads()
-    made = []
+    runs = []
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            made.append((*ops.attention(*forward, **sums), *ops.attention_backward(*args, **how)))
+            runs.append((*ops.attention(*forward, **sums), *ops.attention_backward(*args, **how)))
     finally:
         torch.set_num_threads(threads)
-    assert all(map(torch.equal, *made))
+    assert all(map(torch.equal, *runs))
 
 
 def test_many_keys_are_seen_block_by_block():

@@ -15,14 +15,14 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
-def close(found, wanted):
+def close(actual, wanted):
     """Equal up to a rounding of sums: in bfloat16, all but a few numbers are the same."""
-    assert found.dtype == wanted.dtype and found.shape == wanted.shape
-    if found.dtype == torch.bfloat16:
-        assert found.ne(wanted).sum() <= 0.02 * found.numel() + 1
-        torch.testing.assert_close(found, wanted, rtol=1 / 64, atol=1e-3)
+    assert actual.dtype == wanted.dtype and actual.shape == wanted.shape
+    if actual.dtype == torch.bfloat16:
+        assert actual.ne(wanted).sum() <= 0.02 * actual.numel() + 1
+        torch.testing.assert_close(actual, wanted, rtol=1 / 64, atol=1e-3)
     else:
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-6)
 
 
 def drawn(*shape, dtype):
@@ -46,8 +46,8 @@ def test_rotary(width, dtype):
     torch.manual_seed(0)
     x = drawn(2, 7, 3, width, dtype=dtype).transpose(1, 2)  # as models have it: tokens beside each other in memory
     cos, sin = (drawn(1, 1, 7, width, dtype=dtype) for _ in range(2))
-    found = ops.rotary_rows(x, cos, sin)
-    assert torch.equal(found, ops.rotary(x, cos, sin)) and found.stride() == x.stride()
+    y = ops.rotary_rows(x, cos, sin)
+    assert torch.equal(y, ops.rotary(x, cos, sin)) and y.stride() == x.stride()
 
 
 @BOTH
@@ -66,9 +66,9 @@ def test_gated_units(activation, dtype):
 @pytest.mark.parametrize("width", [1, 16, 50])
 def test_activations_of_numbers_that_are_not_finite(width, dtype):
     x = torch.tensor([torch.inf, torch.nan, -0.0, 30.0, -30.0], dtype=dtype)[:, None].expand(5, width)
-    found = ops.activation_rows(x, "gelu")
-    assert torch.equal(found[0], x[0]) and found[1].isnan().all()
-    assert torch.equal(found[2:], torch.tensor([0.0, 30.0, 0.0], dtype=dtype)[:, None].expand(3, width))
+    y = ops.activation_rows(x, "gelu")
+    assert torch.equal(y[0], x[0]) and y[1].isnan().all()
+    assert torch.equal(y[2:], torch.tensor([0.0, 30.0, 0.0], dtype=dtype)[:, None].expand(3, width))
 
 
 @BOTH
@@ -88,8 +88,8 @@ def test_registration():
     opcheck(ops.rotary_rows.default, (four, four[:, :1], four[:, :1]))
 
 
-@pytest.mark.parametrize("dtype, kept", [(torch.float32, 1), (torch.float32, 2), (torch.float64, 1)], ids=str)
-def test_which_norms_of_a_graph_are_replaced(dtype, kept):
+@pytest.mark.parametrize("dtype, results", [(torch.float32, 1), (torch.float32, 2), (torch.float64, 1)], ids=str)
+def test_which_norms_of_a_graph_are_replaced(dtype, results):
     """Those whose other results nothing reads."""
     graph = fx.Graph()
     x, weight = (graph.placeholder(name) for name in "xw")
@@ -99,15 +99,15 @@ def test_which_norms_of_a_graph_are_replaced(dtype, kept):
         graph.call_function(ops.rms_norm.default, (x, weight, 1e-5, 1.0, True)),
         graph.call_function(aten.native_layer_norm.default, (x, [8], weight, None, 1e-6)),
     )
-    parts = [graph.call_function(operator.getitem, (call, i)) for call in calls for i in range(kept)]
+    parts = [graph.call_function(operator.getitem, (call, i)) for call in calls for i in range(results)]
     for part in parts:
         part.meta["val"] = Spec((3, 8), dtype)
     graph.output(tuple(parts))
     rows.use(graph)
     graph.lint()
-    found = [node.args for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default)]
+    replaced = [node.args for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default)]
     expected = [(x, weight, None, 1e-5, 1.0, True, False), (x, weight, None, 1e-6, 0.0, True, True)]
-    assert found == (expected if dtype == torch.float32 and kept == 1 else [])
+    assert replaced == (expected if dtype == torch.float32 and results == 1 else [])
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

@@ -28,61 +28,64 @@ def test_equals_the_definition(name):
     torch.manual_seed(0)
     for vocabulary in (1, 10, 333):
         logits = 3 * torch.randn(200, vocabulary)
-        given = options(200, **CASES[name])
-        assert torch.equal(sample(logits, *given), module.reference(logits, *given))
+        settings = options(200, **CASES[name])
+        assert torch.equal(sample(logits, *settings), module.reference(logits, *settings))
 
 
 def test_of_equal_logits_the_first_are_kept():
     logits = torch.zeros(300, 50)
     logits[:, 30] = 1
-    for given, kept in [
+    for settings, allowed in [
         (options(300, top_k=4), {0, 1, 2, 30}),
         (options(300, top_p=0.08), {0, 1, 30}),  # e / (e + 49) = 0.0526, and 0.0193 each
         (options(300, min_p=0.5), {30}),
     ]:
-        found = sample(logits, *given)
-        assert set(found.tolist()) == kept
-        assert torch.equal(found, module.reference(logits, *given))
+        tokens = sample(logits, *settings)
+        assert set(tokens.tolist()) == allowed
+        assert torch.equal(tokens, module.reference(logits, *settings))
     assert sample(torch.zeros(1, 50), *options(1, temperature=0)).item() == 0
 
 
 def test_frequencies_are_probabilities():
     torch.manual_seed(0)
     logits, n = torch.randn(1, 20), 50_000
-    found = sample(logits.expand(n, 20), *options(n, temperature=0.7)).bincount(minlength=20) / n
-    torch.testing.assert_close(found, (logits[0] / 0.7).softmax(0), atol=0.01, rtol=0)
+    frequencies = sample(logits.expand(n, 20), *options(n, temperature=0.7)).bincount(minlength=20) / n
+    torch.testing.assert_close(frequencies, (logits[0] / 0.7).softmax(0), atol=0.01, rtol=0)
 
 
-@pytest.mark.parametrize("given", [{}, dict(top_k=3), dict(top_p=0.99), dict(temperature=0)], ids=str)
-def test_minus_infinity_is_never_drawn(given):
+@pytest.mark.parametrize("settings", [{}, dict(top_k=3), dict(top_p=0.99), dict(temperature=0)], ids=str)
+def test_minus_infinity_is_never_drawn(settings):
     torch.manual_seed(0)
     logits = torch.full((500, 40), -torch.inf)
     logits[:, [5, 17]] = torch.randn(500, 2)
-    assert set(sample(logits, *options(500, **given)).tolist()) <= {5, 17}
+    assert set(sample(logits, *options(500, **settings)).tolist()) <= {5, 17}
 
 
-@pytest.mark.parametrize("given", [{}, dict(top_k=3), dict(top_p=0.9), dict(min_p=0.1), dict(temperature=0)], ids=str)
-def test_rows_that_are_not_numbers(given):
+@pytest.mark.parametrize(
+    "settings", [{}, dict(top_k=3), dict(top_p=0.9), dict(min_p=0.1), dict(temperature=0)], ids=str
+)
+def test_rows_that_are_not_numbers(settings):
     logits = torch.randn(5, 41)
     logits[0] = -torch.inf
     logits[1, 40] = torch.nan
     logits[2] = torch.nan
     logits[3, 39] = torch.inf
-    found = sample(logits, *options(5, **given))
-    assert found[:4].tolist() == [-1, -1, -1, 39] and found[4] >= 0
-    assert torch.equal(module.reference(logits, *options(5, **given))[:4], found[:4])
+    tokens = sample(logits, *options(5, **settings))
+    assert tokens[:4].tolist() == [-1, -1, -1, 39] and tokens[4] >= 0
+    assert torch.equal(module.reference(logits, *options(5, **settings))[:4], tokens[:4])
 
 
 def test_rows_have_options_of_their_own():
     torch.manual_seed(0)
     logits = torch.randn(6, 100).bfloat16()
-    given = (torch.tensor([0, 1, 0.5, 1, 2, 1]), torch.tensor([0, 3, 0, 0, 9, 0]), torch.tensor([1, 1, 0.5, 1, 0.9, 1]),
-             torch.tensor([0, 0, 0, 0.3, 0, 0]), torch.rand(6))  # fmt: skip
-    whole = sample(logits, *given)
-    assert torch.equal(whole, module.reference(logits, *given))
+    settings = (torch.tensor([0, 1, 0.5, 1, 2, 1]), torch.tensor([0, 3, 0, 0, 9, 0]),
+                torch.tensor([1, 1, 0.5, 1, 0.9, 1]), torch.tensor([0, 0, 0, 0.3, 0, 0]),
+                torch.rand(6))  # fmt: skip
+    whole = sample(logits, *settings)
+    assert torch.equal(whole, module.reference(logits, *settings))
     for i in range(6):
-        assert torch.equal(sample(logits[i : i + 1], *(x[i : i + 1] for x in given)), whole[i : i + 1])
-    assert torch.equal(sample(logits.t().contiguous().t(), *given), whole)
+        assert torch.equal(sample(logits[i : i + 1], *(x[i : i + 1] for x in settings)), whole[i : i + 1])
+    assert torch.equal(sample(logits.t().contiguous().t(), *settings), whole)
 
 
 def test_registration():

@@ -165,7 +165,7 @@ def test_tiles_depend_on_the_rows_and_on_the_size_of_a_layer():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("classes", [3, 128, 20000])
 def test_cross_entropy_and_its_gradients(classes, dtype):
-    """Of rows apart from each other, one of which has no label, and one a class that is masked."""
+    """Rows lie apart from each other; one has no label, and one a class that is masked."""
     logits = (4 * randn(5, classes + 8, dtype=dtype))[:, :classes]
     logits[1, 0] = -torch.inf
     labels = torch.randint(classes, (5,), device=DEVICE)
@@ -175,10 +175,10 @@ def test_cross_entropy_and_its_gradients(classes, dtype):
     wanted = logits.float().softmax(1) * by_lse.unsqueeze(1)
     for row in (0, 1, 3, 4):
         wanted[row, labels[row]] += by_picked[row]
-    found = torch.empty(2, 5, device=DEVICE)
-    differentiate(logits, labels, by_lse, by_picked, found[0], found[1])
-    close(found[0], lse)
-    close(found[1], torch.where(labels < 0, 0, picked))
+    outputs = torch.empty(2, 5, device=DEVICE)
+    differentiate(logits, labels, by_lse, by_picked, outputs[0], outputs[1])
+    close(outputs[0], lse)
+    close(outputs[1], torch.where(labels < 0, 0, picked))
     close(logits, wanted.to(dtype))
 
 
@@ -189,11 +189,11 @@ def test_the_loss_of_a_linear_layer_is_that_of_its_blocks(dtype, rows_of_a_block
     monkeypatch.setitem(linear_cross_entropy.BLOCK, DEVICE, 0)
     hidden, weight = randn(7, 32, dtype=dtype), randn(50, 32, dtype=dtype)
     labels = torch.randint(-1, 50, (7,), device=DEVICE)
-    given = randn(7), randn(7), hidden, weight, None, labels, [True, True, False]
+    operands = randn(7), randn(7), hidden, weight, None, labels, [True, True, False]
     monkeypatch.setattr(linear_cross_entropy, "_in_triton", lambda logits: None)
-    wanted = linear_cross_entropy.with_gradients(*given)
+    wanted = linear_cross_entropy.with_gradients(*operands)
     monkeypatch.setattr(linear_cross_entropy, "_in_triton", lambda logits: differentiate)
-    for got, of_torch in zip(linear_cross_entropy.with_gradients(*given)[:4], wanted[:4], strict=True):
+    for got, of_torch in zip(linear_cross_entropy.with_gradients(*operands)[:4], wanted[:4], strict=True):
         close(got, of_torch)
 
 
@@ -212,8 +212,8 @@ def test_linear_layers_with_quantized_weights(rows_of_x, n, scheme, dtype):
     kind = {"int8": weight_kinds.INT8, "int4": weight_kinds.INT4, "float8": weight_kinds.FLOAT8,
             "low": low, "bits": weight_kinds.CODES}[layout(scheme, k)]  # fmt: skip
     x = randn(rows_of_x, k, dtype=dtype)
-    found = linear_quantized_triton.linear(x, layer.q, layer.scales, layer.zeros, bias, kind, scheme.bits)
+    y = linear_quantized_triton.linear(x, layer.q, layer.scales, layer.zeros, bias, kind, scheme.bits)
     wanted = torch.nn.functional.linear(
         x.double(), layer.dequantize().double(), None if bias is None else bias.double()
     )
-    close(found, wanted.to(dtype))
+    close(y, wanted.to(dtype))

@@ -4,15 +4,15 @@ from tutti.observe.phases import Phases, read_phases
 
 
 def test_what_was_written_beyond_a_checkpoint_goes(tmp_path):
-    told = []
-    with Phases(tmp_path, 3, scalar=lambda *said: told.append(said)) as phases:
+    scalars = []
+    with Phases(tmp_path, 3, scalar=lambda *said: scalars.append(said)) as phases:
         for step in (1, 2, 3):
             with phases("data"):
                 pass
             with phases("data"), phases("step"):
                 pass
             phases.end(step, peak_bytes=step)
-    assert [name for name, *_ in told[:3]] == ["seconds/data", "seconds/step", "peak_bytes"]
+    assert [name for name, *_ in scalars[:3]] == ["seconds/data", "seconds/step", "peak_bytes"]
     with open(tmp_path / "phases-3.jsonl", "a") as file:
         file.write('{"step": 4, "pha')
     with Phases(tmp_path, 3, step=2):

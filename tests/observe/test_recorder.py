@@ -17,14 +17,14 @@ from tutti.observe.recording import read
 from zoo import llama, tokens
 
 
-def made(**more):
+def step_and_batch(**more):
     model, batch = llama(), tokens()
     return tutti.parallelize(model, torch.optim.AdamW(model.parameters()), batch, **more), batch
 
 
 @pytest.mark.parametrize(("level", "accumulate"), [("O0", 1), ("O0", 2), slow("O2", 1)])
 def test_recording_changes_no_loss_and_knows_every_call(tmp_path, level, accumulate):
-    (plain, batch), (step, _) = (made(level=level, accumulate=accumulate) for _ in "ab")
+    (plain, batch), (step, _) = (step_and_batch(level=level, accumulate=accumulate) for _ in "ab")
     step.record(tmp_path)
     assert [plain(batch).item() for _ in range(3)] == [step(batch).item() for _ in range(3)]
     recording = read(tmp_path)
@@ -40,21 +40,21 @@ def test_recording_changes_no_loss_and_knows_every_call(tmp_path, level, accumul
 
 @pytest.mark.starts
 def test_a_compiled_function_counts_as_what_it_was_made_of():
-    found = []
+    totals = []
     for level in ("O0", "O2"):
-        step, batch = made(level=level)
+        step, batch = step_and_batch(level=level)
         if level == "O0":
             flops = sum(FLOPS[n.target](n) for n in step.program.graph.nodes if n.target in FLOPS)
         step(batch)
         calls = calls_of(step.program).values()
-        found.append(sum(call.flops for call in calls))
+        totals.append(sum(call.flops for call in calls))
         assert sum(call.nodes for call in calls) <= count(step.program)
         assert {call.kind for call in calls if call.flops} == {MATMULS}
-    assert found == [flops, flops]
+    assert totals == [flops, flops]
 
 
 def test_every_third_step_and_no_more_than_are_kept(tmp_path):
-    step, batch = made(level="O0")
+    step, batch = step_and_batch(level="O0")
     step.record(tmp_path, every=3)
     for _ in range(7):
         step(batch)
@@ -63,12 +63,12 @@ def test_every_third_step_and_no_more_than_are_kept(tmp_path):
     step.record(tmp_path)
     for _ in range(2 * STEPS + 2):
         step(batch)
-    kept = list(read(tmp_path).ranks[0].steps)
-    assert kept == list(range(8 + STEPS, 8 + 2 * STEPS + 2))
+    steps = list(read(tmp_path).ranks[0].steps)
+    assert steps == list(range(8 + STEPS, 8 + 2 * STEPS + 2))
 
 
 def test_another_shape_of_batch_is_another_program(tmp_path):
-    step, batch = made(level="O0")
+    step, batch = step_and_batch(level="O0")
     step.record(tmp_path)
     for own in (batch, tokens(4), batch, tokens(8)):
         step(own)
@@ -78,7 +78,7 @@ def test_another_shape_of_batch_is_another_program(tmp_path):
 
 
 def test_virtual_devices_are_not_recorded(tmp_path):
-    step, _ = made(level="O0", cluster="cpu:2", plan="dp")
+    step, _ = step_and_batch(level="O0", cluster="cpu:2", plan="dp")
     with pytest.raises(ValueError, match="2 virtual devices take turns"):
         step.record(tmp_path)
 
@@ -86,7 +86,7 @@ def test_virtual_devices_are_not_recorded(tmp_path):
 def job(folder, plan, accumulate, hidden):
     cluster = tutti.Cluster.parse("cpu:4")
     cluster = replace(cluster, device=replace(cluster.device, overlaps=hidden))
-    step, batch = made(level="O0", plan=plan, accumulate=accumulate, cluster=cluster)
+    step, batch = step_and_batch(level="O0", plan=plan, accumulate=accumulate, cluster=cluster)
     step.record(folder)
     return [step(batch).item() for _ in range(3)]
 
@@ -112,8 +112,8 @@ def test_all_ranks_of_a_job_on_one_clock(pool, tmp_path, plan, accumulate, hidde
             assert max(b.begin for b in blocks if b.call.axis) <= min(
                 b.end for b in ends
             )  # none is over before all came
-    found = diagnose(tmp_path)
-    for share in found.shares:
+    diagnosis = diagnose(tmp_path)
+    for share in diagnosis.shares:
         parts = itertools.chain(share.computing.values(), share.moving.values(), share.waiting.values())
         assert sum(parts) + share.passing + share.other == pytest.approx(share.seconds)
     assert json.loads((tmp_path / "simulated.json").read_text())["seconds"] > 0

@@ -9,12 +9,12 @@ from tutti.observe.shares import shares
 
 def test_where_the_time_goes(tmp_path):
     write(tmp_path, 4, slower={(2, "matmuls"): 2.0})
-    found = shares(read(tmp_path))
-    assert found[0].computing["matmuls"] == pytest.approx(SECONDS[0] + SECONDS[3], rel=0.05)
-    assert found[0].computing["rest"] == pytest.approx(SECONDS[1], rel=0.05)
-    assert set(found[0].waiting) == {2} and found[0].waiting[2] == pytest.approx(SECONDS[0], rel=0.1)
-    assert not found[2].waiting
-    for share in found:
+    per_rank = shares(read(tmp_path))
+    assert per_rank[0].computing["matmuls"] == pytest.approx(SECONDS[0] + SECONDS[3], rel=0.05)
+    assert per_rank[0].computing["rest"] == pytest.approx(SECONDS[1], rel=0.05)
+    assert set(per_rank[0].waiting) == {2} and per_rank[0].waiting[2] == pytest.approx(SECONDS[0], rel=0.1)
+    assert not per_rank[2].waiting
+    for share in per_rank:
         assert share.moving["all_reduce", "dp"] == pytest.approx(SECONDS[2], rel=1e-3)
         assert share.other == pytest.approx(1e-3, rel=1e-3)
 
@@ -53,11 +53,11 @@ def test_of_many_ranks_the_newest_steps_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "said"), [((), "no recorded steps"), ((0,), "no recording of rank 1"), ((0, 1), "too few steps")]
+    ("ranks", "said"), [((), "no recorded steps"), ((0,), "no recording of rank 1"), ((0, 1), "too few steps")]
 )
-def test_what_is_missing_is_said(tmp_path, kept, said):
+def test_what_is_missing_is_said(tmp_path, ranks, said):
     write(tmp_path, 2, steps=1)
-    for rank in {0, 1} - set(kept):
+    for rank in {0, 1} - set(ranks):
         (tmp_path / f"rank-{rank}.jsonl").unlink()
     with pytest.raises(ValueError, match=said):
         read(tmp_path)

@@ -28,24 +28,25 @@ def event_of(call, operands, *args) -> Event:
 
 def allocated(function) -> int:
     """Bytes that a call needs beyond what it returns."""
-    found: list[int] = []
-    peak, made, before = PeakMemory(found.append), (), 0
+    peaks: list[int] = []
+    peak, outputs, before = PeakMemory(peaks.append), (), 0
     for call in range(1, 5):
-        del made
+        del outputs
         if call == 4:
             before = live_bytes()
-        made = peak(function)
-    return found[0] - before - sum(x.nbytes for x in made)
+        outputs = peak(function)
+    return peaks[0] - before - sum(x.nbytes for x in outputs)
 
 
 @pytest.mark.parametrize(
-    ("batch", "channels", "made", "size"), [(12, 24, 3, 48), (12, 24, 24, 48), (12, 64, 64, 32), (12, 24, 96, 24)]
+    ("batch", "channels", "out_channels", "size"),
+    [(12, 24, 3, 48), (12, 24, 24, 48), (12, 64, 64, 32), (12, 24, 96, 24)],
 )
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_gradient_of_a_convolution(batch, channels, made, size, wanted):
-    shapes = {"grad:y": (batch, made, size, size), "batch:x": (batch, channels, size, size),
-              "param:w": (made, channels, 3, 3)}  # fmt: skip
-    options = ([made], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [wanted, True, True])
+def test_the_gradient_of_a_convolution(batch, channels, out_channels, size, wanted):
+    shapes = {"grad:y": (batch, out_channels, size, size), "batch:x": (batch, channels, size, size),
+              "param:w": (out_channels, channels, 3, 3)}  # fmt: skip
+    options = ([out_channels], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [wanted, True, True])
 
     def build(calls, *tensors):
         return (calls(aten.convolution_backward.default, (*tensors, *options), ()),)

@@ -10,11 +10,11 @@ from tutti.plan.layouts.layout import Layout, Split
 
 
 def positions(sizes, strides, offset):
-    """Of all elements, in order."""
-    found = [offset]
+    """The positions of all elements, in order."""
+    offsets = [offset]
     for size, stride in zip(sizes, strides, strict=True):
-        found = [at + digit * stride for at in found for digit in range(size)]
-    return found
+        offsets = [at + digit * stride for at in offsets for digit in range(size)]
+    return offsets
 
 
 @settings(max_examples=300)
@@ -27,10 +27,10 @@ def test_a_part_of_a_part_lies_where_it_lay_before(data):
     outer = data.draw(st.sampled_from([n for n in range(1, count // k + 1) if (count // k) % n == 0]))
     mesh, rank = {"a": k}, data.draw(st.integers(0, k - 1))
     part = Layout.of({"a": Split(0, outer)}).indices((count,), mesh, {"a": rank})
-    found = _of_part(part, sizes, strides, offset)
-    if found is not None:
+    strided = _of_part(part, sizes, strides, offset)
+    if strided is not None:
         whole = positions(sizes, strides, offset)
-        assert positions(*found) == [whole[i] for i in positions(*part)]
+        assert positions(*strided) == [whole[i] for i in positions(*part)]
 
 
 def test_a_split_of_a_digit_is_found():

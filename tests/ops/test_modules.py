@@ -80,6 +80,6 @@ def test_a_module_is_split_as_one_device_has_it(what):
 
     loss, state, single = trained("cpu:1", "single")
     for plan in ("dp", *(tutti.random_plan(single, 4, seed) for seed in range(3))):
-        found, after, _ = trained("cpu:4", plan)
-        torch.testing.assert_close(found, loss)
+        split_loss, after, _ = trained("cpu:4", plan)
+        torch.testing.assert_close(split_loss, loss)
         torch.testing.assert_close(after, state, rtol=1e-4, atol=1e-5)

@@ -195,7 +195,7 @@ def splits(model, graph) -> Iterator[tuple[str, Plan]]:
         if not o.is_input
     }
     for i in range(max(map(len, options.values()))):
-        chosen = {label: {"axis": found[i]} for label, found in options.items() if i < len(found)}
+        chosen = {label: {"axis": choices[i]} for label, choices in options.items() if i < len(choices)}
         what = ", ".join(f"{label} split {choice['axis']}" for label, choice in chosen.items())
         yield what, Plan(mesh, operators=chosen)
 

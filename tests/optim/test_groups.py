@@ -23,21 +23,21 @@ def options_by_name(groups):
 
 def test_patterns():
     groups = tutti.optim.groups(network(), {"*.bias": {"weight_decay": 0.0}, "layers.0.*": {"lr": 1.0}}, lr=0.5)
-    found = options_by_name(groups)
-    assert found["layers.0.bias"] == {"lr": 0.5, "weight_decay": 0.0}  # the first pattern decides
-    assert found["layers.0.weight"] == {"lr": 1.0}
-    assert found["embed.weight"] == found["head.weight"] == {"lr": 0.5}
+    by_name = options_by_name(groups)
+    assert by_name["layers.0.bias"] == {"lr": 0.5, "weight_decay": 0.0}  # the first pattern decides
+    assert by_name["layers.0.weight"] == {"lr": 1.0}
+    assert by_name["embed.weight"] == by_name["head.weight"] == {"lr": 0.5}
     optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
     assert [g["param_names"] for g in optimizer.param_groups][1] == ["layers.0.weight"]
 
 
 def test_layer_decay():
-    found = options_by_name(tutti.optim.groups(network(), {"head.*": {"lr": 2.0}}, lr=1.0, layer_decay=0.5))
-    rates = {name: options["lr"] for name, options in found.items() if not name.endswith("bias")}
+    by_name = options_by_name(tutti.optim.groups(network(), {"head.*": {"lr": 2.0}}, lr=1.0, layer_decay=0.5))
+    rates = {name: options["lr"] for name, options in by_name.items() if not name.endswith("bias")}
     assert rates == {"embed.weight": 1 / 16, "layers.0.weight": 1 / 8, "layers.1.weight": 1 / 4, "layers.2.weight": 0.5,
                      "head.weight": 2.0}  # fmt: skip
-    assert found["layers.1.bias"]["lr_scale"] == 0.25
+    assert by_name["layers.1.bias"]["lr_scale"] == 0.25
 
 
 def test_frozen_parameters_are_left_out():

@@ -111,15 +111,15 @@ def test_every_optimizer_of_the_package_is_captured():
 
 @pytest.mark.parametrize(("name", "plan"), CASES)
 def test_plans_equal_the_eager_step(name, plan):
-    _, found = captured(CAPTURED[name], plan)
-    assert_equal(found, eagerly(CAPTURED[name]))
+    _, state = captured(CAPTURED[name], plan)
+    assert_equal(state, eagerly(CAPTURED[name]))
 
 
 @pytest.mark.parametrize("plan", ["zero3", "tp2"])
 def test_muon_in_bfloat16_drifts_little(plan):
     """Orthogonalization turns last-bit differences of gradients into some of bfloat16's."""
-    _, found = captured(PAIRS["Muon"][0], plan)
-    assert_equal(found, eagerly(TwoOfTorch), tolerance=2e-3)
+    _, state = captured(PAIRS["Muon"][0], plan)
+    assert_equal(state, eagerly(TwoOfTorch), tolerance=2e-3)
 
 
 @pytest.mark.slow
@@ -171,8 +171,8 @@ def test_masters_of_bfloat16_parameters_are_the_float32_update(name):
             p.grad = gradients[key].float()
         optimizer.step()
         step(batch)
-    held = {key: step.store.whole(f"master:{key}") for key, _ in exact.named_parameters()}
-    assert_equal(held, {key: p.detach() for key, p in exact.named_parameters()})
+    masters = {key: step.store.whole(f"master:{key}") for key, _ in exact.named_parameters()}
+    assert_equal(masters, {key: p.detach() for key, p in exact.named_parameters()})
 
 
 def test_8bit_state_survives_a_state_dict():
@@ -182,24 +182,24 @@ def test_8bit_state_survives_a_state_dict():
     optimizer.step()
     again = tutti.optim.AdamW8bit(model.parameters(), smallest=0)
     again.load_state_dict(optimizer.state_dict())
-    held, old = again.state[model.inner.weight], optimizer.state[model.inner.weight]
-    assert (held["exp_avg"].dtype, held["exp_avg_sq"].dtype) == (torch.int8, torch.uint8)
-    assert all(torch.equal(held[key], x) for key, x in old.items())
+    loaded, old = again.state[model.inner.weight], optimizer.state[model.inner.weight]
+    assert (loaded["exp_avg"].dtype, loaded["exp_avg_sq"].dtype) == (torch.int8, torch.uint8)
+    assert all(torch.equal(loaded[key], x) for key, x in old.items())
 
 
 def reference_8bit(values, block, signed):
     """Encoding and decoding of a row, by the definition."""
-    found = []
+    row = []
     for i in range(0, len(values), block):
         part = values[i : i + block]
         scale = max(abs(x) for x in part)
         for x in part:
             if signed:
                 q = math.copysign(round(127 * math.sqrt(abs(x) / scale)), x)
-                found.append(scale * math.copysign((q / 127) ** 2, x))
+                row.append(scale * math.copysign((q / 127) ** 2, x))
             else:
-                found.append(scale * (round(255 * (x / scale) ** 0.25) / 255) ** 4)
-    return found
+                row.append(scale * (round(255 * (x / scale) ** 0.25) / 255) ** 4)
+    return row
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -208,10 +208,10 @@ def test_8bit_encoding(signed):
     x = x if signed else x.abs()
     code, scale = (encoded_signed if signed else encoded_positive)(x, 32)
     assert code.shape == x.shape and scale.shape == (3, 2)
-    found = decoded(code, scale, torch.float32)
+    restored = decoded(code, scale, torch.float32)
     wanted = torch.tensor([reference_8bit(row, 32, signed) for row in x.tolist()])
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
-    assert (found - x).norm() < (0.01 if signed else 0.02) * x.norm()
+    torch.testing.assert_close(restored, wanted, rtol=1e-5, atol=1e-7)
+    assert (restored - x).norm() < (0.01 if signed else 0.02) * x.norm()
     assert torch.equal(decoded(*encoded_signed(torch.zeros(2, 32), 32), torch.float32), torch.zeros(2, 32))
 
 
@@ -293,8 +293,8 @@ def test_what_training_arguments_name(name, tmp_path):
     """`optim=` of transformers.TrainingArguments, where it needs no further package."""
     arguments = TrainingArguments(output_dir=str(tmp_path), optim=name, use_cpu=True)
     cls, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    step, found = captured(lambda model: cls(model.parameters(), **options), "zero3", batches()[:3])
-    assert_equal(found, eagerly(lambda model: cls(model.parameters(), **options), batches()[:3]))
+    step, state = captured(lambda model: cls(model.parameters(), **options), "zero3", batches()[:3])
+    assert_equal(state, eagerly(lambda model: cls(model.parameters(), **options), batches()[:3]))
     assert step.steps == 3
 
 
@@ -302,6 +302,6 @@ def test_every_class_has_a_rule_with_all_its_options():
     for cls in (tutti.optim.Lion, tutti.optim.Lamb, tutti.optim.Muon, tutti.optim.Adam8bit, tutti.optim.AdamW8bit):
         optimizer = cls([torch.nn.Parameter(torch.zeros(2, 2))])
         check(optimizer)
-        known, rule = find(optimizer)
-        assert known is cls and NAMED[f"tutti.{cls.__name__}"] is rule
+        matched, rule = find(optimizer)
+        assert matched is cls and NAMED[f"tutti.{cls.__name__}"] is rule
         assert issubclass(cls, PureOptimizer) and optimizer.defaults.keys() - {"lr"} <= rule.options

@@ -36,22 +36,22 @@ def by_hand(make, decay, centralize=False):
 
 @pytest.mark.parametrize(("name", "plan"), [("SGD", "zero3"), ("AdamW", "tp2"), ("Lion", "dp")])
 def test_averages(name, plan):
-    step, found = captured(lambda m: tutti.optim.with_ema(MAKERS[name](m), 0.9), plan, batches()[:STEPS])
+    step, state = captured(lambda m: tutti.optim.with_ema(MAKERS[name](m), 0.9), plan, batches()[:STEPS])
     params, averages = by_hand(MAKERS[name], 0.9)
-    assert_equal(found, params)
+    assert_equal(state, params)
     assert_equal(tutti.optim.ema_state_dict(step), averages)
     if plan == "zero3":
         assert step.store.parts[0]["ema:inner.weight"].numel() * 2 == averages["inner.weight"].numel()
 
 
 def test_averaged_swaps_parameters():
-    step, found = captured(lambda m: tutti.optim.with_ema(MAKERS["SGD"](m), 0.9), "dp", batches()[:STEPS])
+    step, state = captured(lambda m: tutti.optim.with_ema(MAKERS["SGD"](m), 0.9), "dp", batches()[:STEPS])
     _, averages = by_hand(MAKERS["SGD"], 0.9)
     model = MLP()
     model.load_state_dict(averages)
     with tutti.optim.averaged(step):
         torch.testing.assert_close(step.evaluate(batches()[0]), model(**batches()[0]).detach())
-    assert all(torch.equal(x, found[name]) for name, x in step.state_dict().items())
+    assert all(torch.equal(x, state[name]) for name, x in step.state_dict().items())
     with pytest.raises(RuntimeError, match="trained while it had the averages"), tutti.optim.averaged(step):
         step(batches()[0])
 
@@ -125,15 +125,15 @@ def test_averages_of_low_precision_are_float32():
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2, 2)])
 def test_centralized_gradients_have_no_mean_over_the_fan_in(shape):
     grad = torch.randn(shape)
-    found = centralized(grad)
-    torch.testing.assert_close(found.flatten(1).mean(1), torch.zeros(4), rtol=0, atol=1e-6)
-    torch.testing.assert_close((grad - found).flatten(1).var(1), torch.zeros(4), rtol=0, atol=1e-6)
+    centered = centralized(grad)
+    torch.testing.assert_close(centered.flatten(1).mean(1), torch.zeros(4), rtol=0, atol=1e-6)
+    torch.testing.assert_close((grad - centered).flatten(1).var(1), torch.zeros(4), rtol=0, atol=1e-6)
     assert torch.equal(centralized(grad[0, 0].reshape(-1)), grad[0, 0].reshape(-1))
 
 
 def test_centralized_training_under_a_plan():
-    _, found = captured(lambda m: tutti.optim.centralize_gradients(MAKERS["SGD"](m)), "tp2", batches()[:STEPS])
-    assert_equal(found, by_hand(MAKERS["SGD"], 0.9, centralize=True)[0])
+    _, state = captured(lambda m: tutti.optim.centralize_gradients(MAKERS["SGD"](m)), "tp2", batches()[:STEPS])
+    assert_equal(state, by_hand(MAKERS["SGD"], 0.9, centralize=True)[0])
 
 
 def test_errors():

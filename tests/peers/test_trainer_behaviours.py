@@ -64,8 +64,8 @@ class Stop(transformers.TrainerCallback):
 
 
 def mean_error(prediction):
-    made = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-    return {"error": float(np.abs(made - prediction.label_ids).mean()), "rows": len(made)}
+    outputs = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+    return {"error": float(np.abs(outputs - prediction.label_ids).mean()), "rows": len(outputs)}
 
 
 class Streamed(torch.utils.data.IterableDataset):
@@ -200,24 +200,24 @@ KINDS = {  # case -> what is given besides options: model, rows, ...
 }  # fmt: skip
 
 
-def trained(kind, arguments, folder, options, given):
+def trained(kind, arguments, folder, options, setup):
     own = {"level": "O0", "cluster": "cpu:1"} if arguments is tutti.TrainingArguments else {}
     saves = "steps" if "save_steps" in options else "no"
     usual = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.1, "logging_steps": 1,
              "per_device_train_batch_size": 8, "save_strategy": saves}  # fmt: skip
-    base = given.get("base")
+    base = setup.get("base")
     kind = type("Own", (base, kind), {}) if base else kind
-    model, events = given.get("model", Line)(), Events()
-    optimizers = given["optimizers"](model) if "optimizers" in given else (None, None)
+    model, events = setup.get("model", Line)(), Events()
+    optimizers = setup["optimizers"](model) if "optimizers" in setup else (None, None)
     trainer = kind(
-        model, arguments(str(folder), **own, **(usual | options)), train_dataset=given.get("rows", ROWS),
-        eval_dataset=given.get("held_out", ROWS), compute_metrics=mean_error, optimizers=optimizers,
-        callbacks=[events, *given.get("callbacks", list)()], **given.get("more", {}),
+        model, arguments(str(folder), **own, **(usual | options)), train_dataset=setup.get("rows", ROWS),
+        eval_dataset=setup.get("held_out", ROWS), compute_metrics=mean_error, optimizers=optimizers,
+        callbacks=[events, *setup.get("callbacks", list)()], **setup.get("more", {}),
     )  # fmt: skip
     output = trainer.train()
     evaluated = trainer.evaluate()
-    made = trainer.predict(ROWS[:8])
-    return SimpleNamespace(trainer=trainer, output=output, events=events.seen, evaluated=evaluated, predicted=made)
+    predicted = trainer.predict(ROWS[:8])
+    return SimpleNamespace(trainer=trainer, output=output, events=events.seen, evaluated=evaluated, predicted=predicted)
 
 
 def rows_of(log):
@@ -248,15 +248,15 @@ STATE = (
     "eval_steps", "save_steps", "train_batch_size", "num_input_tokens_seen",
 )  # fmt: skip
 ALL = {**{name: (options, {}) for name, options in CASES.items()},
-       **{name: (STEPS | given.get("options", {}), given) for name, given in KINDS.items()}}  # fmt: skip
+       **{name: (STEPS | setup.get("options", {}), setup) for name, setup in KINDS.items()}}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ALL)
 def test_the_same_options_do_the_same(name, tmp_path):
-    options, given = ALL[name]
-    theirs = trained(transformers.Trainer, transformers.TrainingArguments, tmp_path / "theirs", options, given)
-    ours = trained(tutti.Trainer, tutti.TrainingArguments, tmp_path / "ours", options, given)
+    options, setup = ALL[name]
+    theirs = trained(transformers.Trainer, transformers.TrainingArguments, tmp_path / "theirs", options, setup)
+    ours = trained(tutti.Trainer, tutti.TrainingArguments, tmp_path / "ours", options, setup)
     logs = [rows_of(x.trainer.state.log_history) for x in (theirs, ours)]
     if options.get("max_grad_norm") == 0:  # without clipping there is no norm here: updates go along the backward pass
         logs[0] = [{key: x for key, x in row.items() if key != "grad_norm"} for row in logs[0]]
@@ -304,12 +304,12 @@ def test_a_resumed_run_goes_on_in_the_same_way(name, tmp_path):
         usual = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.1, "logging_steps": 1,
                  "per_device_train_batch_size": 8, "save_strategy": "steps", **own}  # fmt: skip
 
-        def made(options, callbacks=(), kind=kind, arguments=arguments, folder=folder, usual=usual):
-            given = arguments(str(folder), **(usual | options))
-            return kind(Line(), given, train_dataset=ROWS, callbacks=list(callbacks))
+        def trainer_of(options, callbacks=(), kind=kind, arguments=arguments, folder=folder, usual=usual):
+            args = arguments(str(folder), **(usual | options))
+            return kind(Line(), args, train_dataset=ROWS, callbacks=list(callbacks))
 
-        made(options, [Stop("on_step_end", 5, should_training_stop=True)]).train()
-        resumed = made(options | later)
+        trainer_of(options, [Stop("on_step_end", 5, should_training_stop=True)]).train()
+        resumed = trainer_of(options | later)
         resumed.train(resume_from_checkpoint=where if where is True else str(folder / where))
         logs.append(rows_of(resumed.state.log_history))
         folders.append(checkpoints(folder))
@@ -321,6 +321,6 @@ def test_a_resumed_run_goes_on_in_the_same_way(name, tmp_path):
 @pytest.mark.parametrize("where", [True, "nowhere"])
 def test_resuming_from_nothing_is_an_error(where, tmp_path):
     for kind, arguments in BOTH:
-        given = arguments(str(tmp_path), report_to="none", max_steps=1, use_cpu=True)
+        args = arguments(str(tmp_path), report_to="none", max_steps=1, use_cpu=True)
         with pytest.raises((ValueError, OSError)):
-            kind(Line(), given, train_dataset=ROWS).train(where if where is True else str(tmp_path / where))
+            kind(Line(), args, train_dataset=ROWS).train(where if where is True else str(tmp_path / where))

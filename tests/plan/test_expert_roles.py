@@ -18,16 +18,16 @@ def graph_of(name: str):
     return tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), loss)
 
 
-def found(name: str):
+def experts_of_model(name: str):
     return Experts(problem_of(graph_of(name)))
 
 
 def test_experts_are_found_by_who_reads_them():
-    fused = found("mixtral")
+    fused = experts_of_model("mixtral")
     names = {f"param:model.layers.*.mlp.experts.{kind}_proj" for kind in ("gate_up", "down")}
     assert {label for label in fused.matrices if label.startswith("param:")} == names
     assert fused.shapes == {(6, 96, 48), (6, 48, 48)} and set(fused.factors.values()) == {"e"}
-    both = found("mixture")
+    both = experts_of_model("mixture")
     assert {label for label in both.matrices if label.startswith("param:")} == {
         f"param:layers.{i}.{kind}" for i in range(2) for kind in ("gate_up", "down")
     }
@@ -36,7 +36,7 @@ def test_experts_are_found_by_who_reads_them():
 
 @pytest.mark.parametrize("name", ["llama", slow("t5"), "mamba"])
 def test_dense_models_have_none(name):
-    assert not found(name).matrices and not found(name).factors
+    assert not experts_of_model(name).matrices and not experts_of_model(name).factors
 
 
 @pytest.mark.parametrize(("plan", "shown"), [("ep2", "ep2"), ("tp2", "tp2"), ("dp2", "dp2")])

@@ -25,7 +25,7 @@ def joint(graph):
     return ShardingProblem(problem_of(graph), Pricer(tutti.Cluster.parse("cpu:4"), {"dp": 2, "tp": 2}))
 
 
-def held(joint, chosen) -> float:
+def held_bytes(joint, chosen) -> float:
     """Bytes of what stays in memory under these choices, of inputs."""
     total = 0.0
     for label, options in joint.options.items():
@@ -36,7 +36,7 @@ def held(joint, chosen) -> float:
 
 def test_a_price_on_memory_buys_less_memory_for_more_time(joint):
     free, dear = joint.choose(), joint.choose(memory_price=1e-9)
-    assert held(joint, dear) < held(joint, free) and free.gap < 1e-9 and dear.gap < 1e-5
+    assert held_bytes(joint, dear) < held_bytes(joint, free) and free.gap < 1e-9 and dear.gap < 1e-5
 
 
 def test_the_modelled_cost_is_what_the_simulation_of_the_plan_says():
@@ -45,8 +45,8 @@ def test_the_modelled_cost_is_what_the_simulation_of_the_plan_says():
     planner = Planner(graph, tutti.Cluster.parse("h100:8"))
     for mesh in ({"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4}):
         candidate = planner.on(mesh)
-        made = Simulator("O0")(graph, candidate.plan(), planner.cluster)
-        assert candidate.chosen.cost == pytest.approx(made.step_seconds, rel=0.06), mesh
+        prediction = Simulator("O0")(graph, candidate.plan(), planner.cluster)
+        assert candidate.chosen.cost == pytest.approx(prediction.step_seconds, rel=0.06), mesh
 
 
 def test_what_runs_more_often_costs_more(graph):
@@ -73,5 +73,5 @@ def test_costs_of_labels_add_up_to_what_was_paid(graph):
     runs = {label: o.count * often.get(o.phase, 1) for label, o in operators.items()}
     assert sum(cost.seconds * runs[label] for label, cost in costs.items()) == pytest.approx(chosen.cost)
     inputs = sum(cost.stored * operators[label].count for label, cost in costs.items() if operators[label].is_input)
-    held = sum(cost.activations * operators[label].count for label, cost in costs.items())
-    assert inputs < chosen.memory and 0 < held < chosen.memory
+    activations = sum(cost.activations * operators[label].count for label, cost in costs.items())
+    assert inputs < chosen.memory and 0 < activations < chosen.memory

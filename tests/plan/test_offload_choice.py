@@ -30,16 +30,16 @@ def test_a_search_offloads_where_nothing_fits_and_no_more_than_it_has_to():
     step = wide(8)
     full = tutti.Cluster(replace(CLUSTER.device, memory=1), CLUSTER.levels)  # no room for an order that takes more
     large = predicted(step, full, "zero3").predicted
-    made = search(step, large.peak_bytes - large.bytes_by_kind["optimizer state"] // 10)
-    made.plans.append(made.judgement(predicted(step, CLUSTER, "zero3")))
-    Offload(made).search()
-    best = made.best_of_all
-    assert made.fits(best) and best.tiers and set(best.tiers.values()) == {"host"}
+    searched = search(step, large.peak_bytes - large.bytes_by_kind["optimizer state"] // 10)
+    searched.plans.append(searched.judgement(predicted(step, CLUSTER, "zero3")))
+    Offload(searched).search()
+    best = searched.best_of_all
+    assert searched.fits(best) and best.tiers and set(best.tiers.values()) == {"host"}
     assert len(best.tiers) < len(offloaded(step, 3, "host")) and "on the host: " in best.explain()
     for name in ("zero3xoffload", "zero3xoffload3"):  # which keep all of a kind there
         assert best.predicted.step_seconds < predicted(step, CLUSTER, name).predicted.step_seconds
-    again = dry_run(step, best, made.cluster).prediction()
-    assert again.peak_bytes == best.predicted.peak_bytes <= made.memory
+    again = dry_run(step, best, searched.cluster).prediction()
+    assert again.peak_bytes == best.predicted.peak_bytes <= searched.memory
     assert Plan.from_json(best.to_json()) == best
 
 

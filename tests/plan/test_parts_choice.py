@@ -31,26 +31,26 @@ def graph():
     return long(8192)
 
 
-def found(graph, bandwidth: float, mesh: Mesh):
+def search_at_bandwidth(graph, bandwidth: float, mesh: Mesh):
     device = tutti.Cluster.parse("a100-80:2").device
-    told: list[str] = []
-    made = search(graph, tutti.Cluster(device, ((2, Link(bandwidth, 5e-6)),)), mesh=mesh, progress=told.append)
-    made.judge = Simulator("O2")
-    return made, made.best(), told
+    lines: list[str] = []
+    searched = search(graph, tutti.Cluster(device, ((2, Link(bandwidth, 5e-6)),)), mesh=mesh, progress=lines.append)
+    searched.judge = Simulator("O2")
+    return searched, searched.best(), lines
 
 
 def test_one_long_sequence_is_hidden_by_its_regions(graph):
-    made, best, told = found(graph, 25e9, {"tp": 2})
-    whole = next(p for p in made.plans if p.overlap_chunks == 1)
+    searched, best, lines = search_at_bandwidth(graph, 25e9, {"tp": 2})
+    whole = next(p for p in searched.plans if p.overlap_chunks == 1)
     assert best.name == "auto-tp2xoverlap2" and best.overlap_chunks == 2
     assert best.predicted.communication_seconds < 0.5 * whole.predicted.communication_seconds
     assert best.predicted.step_seconds < whole.predicted.step_seconds
-    assert any("cannot be split into copies: the batch cannot be cut" in line for line in told)
-    again = dry_run(graph, best, made.cluster, "O2").prediction()
+    assert any("cannot be split into copies: the batch cannot be cut" in line for line in lines)
+    again = dry_run(graph, best, searched.cluster, "O2").prediction()
     assert again == best.predicted, "what is kept of the plan is what was judged"
 
 
 def test_what_costs_more_than_it_hides_is_not_taken(graph):
-    made, best, _ = found(graph, 200e9, {"tp": 2})
-    parts = [p for p in made.plans if p.overlap_chunks == 2]
+    searched, best, _ = search_at_bandwidth(graph, 200e9, {"tp": 2})
+    parts = [p for p in searched.plans if p.overlap_chunks == 2]
     assert best.overlap_chunks == 1 and all(p.predicted.step_seconds > best.predicted.step_seconds for p in parts)

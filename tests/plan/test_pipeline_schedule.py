@@ -24,13 +24,13 @@ def equal(count):
 @pytest.mark.parametrize("name", NAMES)
 def test_all_work_is_done_once_and_in_an_order_that_runs(name, p, m):
     m = max(m, 2 * p) if name == PAIRED else m
-    made = schedule_of(name, p, stages(name, p), m, sequence_chunks=3 if name == CHUNKED else 1)
-    slots = [slot for device in made.devices for slot in device]
-    kinds, chunks = "FBW" if made.split else "FB", range(made.sequence_chunks)
+    schedule = schedule_of(name, p, stages(name, p), m, sequence_chunks=3 if name == CHUNKED else 1)
+    slots = [slot for device in schedule.devices for slot in device]
+    kinds, chunks = "FBW" if schedule.split else "FB", range(schedule.sequence_chunks)
     all_work = [Slot(k, s, i, c) for k in kinds for s in range(stages(name, p)) for i in range(m) for c in chunks]
     assert sorted(slots) == sorted(all_work)
-    assert all(made.place[slot.stage] == d for d, device in enumerate(made.devices) for slot in device)
-    assert len(clock(made, equal(stages(name, p)))) == len(slots)
+    assert all(schedule.place[slot.stage] == d for d, device in enumerate(schedule.devices) for slot in device)
+    assert len(clock(schedule, equal(stages(name, p)))) == len(slots)
 
 
 @pytest.mark.parametrize("p, m", SIZES)
@@ -51,13 +51,16 @@ def test_a_split_backward_pass_fills_most_of_the_bubble(p, m):
 
 @pytest.mark.parametrize("p, m", SIZES)
 def test_microbatches_in_flight(p, m):
-    def held(name):
+    def in_flight_by_device(name):
         return [sum(stages) for stages in in_flight(schedule_of(name, p, stages(name, p), m))]
 
-    assert held("gpipe") == [m] * p
-    assert held("1f1b") == [min(p - d, m) for d in range(p)]
-    assert held("interleaved") == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
-    assert max(held("zb-h1")) == max(held("auto")) == p and max(held("zb-v")) == 2 * p
+    assert in_flight_by_device("gpipe") == [m] * p
+    assert in_flight_by_device("1f1b") == [min(p - d, m) for d in range(p)]
+    assert in_flight_by_device("interleaved") == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
+    assert (
+        max(in_flight_by_device("zb-h1")) == max(in_flight_by_device("auto")) == p
+        and max(in_flight_by_device("zb-v")) == 2 * p
+    )
 
 
 @pytest.mark.parametrize("p, m", [(2, 4), (3, 6), (4, 8), (4, 16), (8, 32)])
@@ -78,17 +81,19 @@ def test_pairs_of_forward_and_backward_slots(p, m):
         for d, paired in enumerate(schedule.pairs) for i in paired
     )  # fmt: skip
     assert bubble(schedule, durations) <= (2 * p - 1) / m, "of work of six slots a microbatch"
-    assert max(sum(held) for held in in_flight(schedule)) <= 2 * p + 1
+    assert max(sum(counts) for counts in in_flight(schedule)) <= 2 * p + 1
 
 
 @pytest.mark.parametrize("n", [2, 4, 7])
 @pytest.mark.parametrize("p, m", SIZES)
 def test_chunks_of_the_sequence(p, m, n):
     """As many microbatches of a part of the size would wait; a device holds all chunks of one, and some of others."""
-    made = schedule_of("seq1f1b", p, p, m, sequence_chunks=n)
-    assert bubble(made, equal(p)) == pytest.approx((p - 1) / (n * m))
-    assert [sum(held) for held in in_flight(made)] == pytest.approx([min(m, 1 + (p - d - 1) / n) for d in range(p)])
-    for slots in made.devices:
+    schedule = schedule_of("seq1f1b", p, p, m, sequence_chunks=n)
+    assert bubble(schedule, equal(p)) == pytest.approx((p - 1) / (n * m))
+    assert [sum(counts) for counts in in_flight(schedule)] == pytest.approx(
+        [min(m, 1 + (p - d - 1) / n) for d in range(p)]
+    )
+    for slots in schedule.devices:
         for i in range(m):
             assert [slot.slice for slot in slots if (slot.kind, slot.microbatch) == ("F", i)] == list(range(n))
             assert [slot.slice for slot in slots if (slot.kind, slot.microbatch) == ("B", i)] == [*reversed(range(n))]
@@ -106,27 +111,29 @@ def test_a_found_schedule_of_unequal_stages_ends_no_later_than_those_by_name(see
     draw = random.Random(seed)
     p, m = draw.choice([2, 3, 4]), draw.choice([4, 6, 8])
     durations = [(*(draw.uniform(0.2, 2.0) for _ in range(3)), draw.choice([0.0, 0.5])) for _ in range(p)]
-    found = makespan(schedule_of("auto", p, p, m, durations), durations)
-    assert found <= makespan(schedule_of("zb-h1", p, p, m), durations) * (1 + 1e-9)
-    assert found <= makespan(schedule_of("1f1b", p, p, m), durations) * 1.02
+    finish = makespan(schedule_of("auto", p, p, m, durations), durations)
+    assert finish <= makespan(schedule_of("zb-h1", p, p, m), durations) * (1 + 1e-9)
+    assert finish <= makespan(schedule_of("1f1b", p, p, m), durations) * 1.02
     work = [m * sum(stage[:3]) for stage in durations]
     ends = [sum(durations[s][0] + durations[s][3] for s in range(d)) + work[d] for d in range(p)]
-    assert max(ends) <= found * (1 + 1e-9), "nobody begins before the stages before it have"
+    assert max(ends) <= finish * (1 + 1e-9), "nobody begins before the stages before it have"
 
 
 def test_what_is_sent_is_on_its_way():
-    made = schedule_of("1f1b", 2, 2, 1)
-    assert makespan(made, [(1.0, 2.0, 3.0, 0.25), (1.0, 2.0, 3.0, 7.0)]) == 12 + 2 * 0.25, "nobody comes after the last"
+    schedule = schedule_of("1f1b", 2, 2, 1)
+    assert makespan(schedule, [(1.0, 2.0, 3.0, 0.25), (1.0, 2.0, 3.0, 7.0)]) == 12 + 2 * 0.25, (
+        "nobody comes after the last"
+    )
 
 
 def test_forward_passes_alone():
-    made = forward((0, 1, 1, 0), 2)
-    assert made.devices[1] == (Slot("F", 1, 0), Slot("F", 2, 0), Slot("F", 1, 1), Slot("F", 2, 1))
+    schedule = forward((0, 1, 1, 0), 2)
+    assert schedule.devices[1] == (Slot("F", 1, 0), Slot("F", 2, 0), Slot("F", 1, 1), Slot("F", 2, 1))
 
 
 def test_what_waits_in_a_circle_is_an_error():
-    made = schedule_of("1f1b", 2, 2, 2)
-    turned = type(made)("turned", (made.devices[0][::-1], made.devices[1]), made.place)
+    schedule = schedule_of("1f1b", 2, 2, 2)
+    turned = type(schedule)("turned", (schedule.devices[0][::-1], schedule.devices[1]), schedule.place)
     with pytest.raises(ValueError, match="wait for one another"):
         clock(turned, equal(2))
 

@@ -139,8 +139,8 @@ def test_explain_says_what_it_does_not_know():
         "plan (without a name): mesh dp 1", "", "everything is replicated on every device",
     ]  # fmt: skip
     sent = {"all_reduce over dp": [4, 1 << 30]}
-    made = Prediction(2.5, 2.0, 0.5, 1 << 30, 0.4, 3 << 30, {"parameters": 3 << 30}, sent)
-    assert Plan({"dp": 2}, accumulate=2, prediction=made).explain().splitlines()[1:6] == [
+    prediction = Prediction(2.5, 2.0, 0.5, 1 << 30, 0.4, 3 << 30, {"parameters": 3 << 30}, sent)
+    assert Plan({"dp": 2}, accumulate=2, prediction=prediction).explain().splitlines()[1:6] == [
         "2 microbatches per update",
         "predicted step   2.5 s: 2 s computing, 500 ms waiting for communication; 40 % of peak",
         "predicted memory 3 GiB per device: parameters 3 GiB",

@@ -40,10 +40,10 @@ def test_any_number_of_devices_is_planned_and_runs(count):
 )
 def test_memory_by_zero_stage(graph, zero, parameters, state):
     """Rajbhandari et al., "ZeRO" (2020): a stage divides what it shards by the number of devices."""
-    made = predicted(graph, "cpu:4", zero).predicted.bytes_by_kind
+    by_kind = predicted(graph, "cpu:4", zero).predicted.bytes_by_kind
     whole = sum(graph.spec(f"param:{name}").bytes for name in graph.names("param"))
-    assert made["parameters"] == whole / parameters
-    assert made["optimizer state"] == pytest.approx(2 * whole / state, rel=1e-3)
+    assert by_kind["parameters"] == whole / parameters
+    assert by_kind["optimizer state"] == pytest.approx(2 * whole / state, rel=1e-3)
 
 
 def test_a_batch_that_is_too_small(graph):
@@ -54,10 +54,10 @@ def test_a_batch_that_is_too_small(graph):
 
 
 def test_memory_of_uneven_parts(graph):
-    made = predicted(graph, "cpu:5", "zero3").predicted.bytes_by_kind
+    by_kind = predicted(graph, "cpu:5", "zero3").predicted.bytes_by_kind
     uneven = sum(-(-spec.shape[0] // 5) * spec.bytes // spec.shape[0]
                  for spec in (graph.spec(f"param:{name}") for name in graph.names("param")))  # fmt: skip
-    assert made["parameters"] <= uneven, "5 divides no dim of the model: the first rank has the rounded-up part"
+    assert by_kind["parameters"] <= uneven, "5 divides no dim of the model: the first rank has the rounded-up part"
 
 
 def test_what_a_batch_leaves_out(graph):
@@ -91,14 +91,14 @@ def test_what_is_kept_is_what_changes_the_peak(graph):
     candidate = Planner(graph, cluster).on({"dp": 4})
     beside = []
     for chosen in (candidate.chosen, candidate.smallest()):
-        made = Simulator("O0")(graph, candidate.plan(chosen), cluster)
-        beside.append(made.peak_bytes - chosen.memory)
+        prediction = Simulator("O0")(graph, candidate.plan(chosen), cluster)
+        beside.append(prediction.peak_bytes - chosen.memory)
     assert candidate.smallest().memory < 0.7 * candidate.chosen.memory
     assert abs(beside[0] - beside[1]) < 0.1 * candidate.chosen.memory
 
 
 def test_gradients_are_kept_together_where_they_wait_for_one_another():
-    """Of a large model; of a small one they always are, in one piece."""
+    """This is a large model; the gradients of a small one always are, in one piece."""
     cluster, peaks = alone("h100:2"), []
     for options, together in (({}, False), ({"clip_norm": 1.0}, True)):
         step = wide(batch=2, layers=4, length=16, **options)
@@ -111,12 +111,12 @@ def test_gradients_are_kept_together_where_they_wait_for_one_another():
 
 
 @pytest.mark.parametrize(
-    ("asked", "count", "kept"),
+    ("asked", "count", "expected"),
     [("tp2xzero3", 4, "tp2xzero3"), ("dp", 4, "dp"), ("single", 1, "single")],
 )
-def test_a_plan_keeps_the_name_that_was_asked_for(graph, asked, count, kept):
+def test_a_plan_keeps_the_name_that_was_asked_for(graph, asked, count, expected):
     plan = Planner(graph, tutti.Cluster.parse(f"cpu:{count}")).named(asked)
-    assert plan.name == kept and plan.explain().startswith(f"plan {kept}: mesh ")
+    assert plan.name == expected and plan.explain().startswith(f"plan {expected}: mesh ")
 
 
 def test_other_shapes_lie_as_the_plan_says(graph):
@@ -149,16 +149,16 @@ def test_a_mesh_of_other_axes_is_kept(graph, mesh):
 
 
 def test_prediction_adds_up(graph):
-    made = predicted(graph, "cpu:4", "tp2xzero3").predicted
-    assert made.step_seconds == pytest.approx(made.compute_seconds + made.communication_seconds)
-    assert made.peak_bytes == sum(made.bytes_by_kind.values())
-    assert made.communication_bytes == sum(sent for _, sent in made.collectives.values())
+    prediction = predicted(graph, "cpu:4", "tp2xzero3").predicted
+    assert prediction.step_seconds == pytest.approx(prediction.compute_seconds + prediction.communication_seconds)
+    assert prediction.peak_bytes == sum(prediction.bytes_by_kind.values())
+    assert prediction.communication_bytes == sum(sent for _, sent in prediction.collectives.values())
 
 
 def test_what_is_stored_once_is_not_remembered(graph):
     cluster, label = tutti.Cluster.parse("cpu:2"), "param:model.layers.*.mlp.up_proj.weight"
     planner, fresh = Planner(graph, cluster), Planner(graph, cluster).named("tp2")
     assert fresh.inputs[label] == Layout.of({"tp": Split(0)})
-    held = planner.textbook(Textbook(tp=2), {label: Layout.of({"tp": Split(1)})}).plan()
-    assert held.inputs[label] == Layout.of({"tp": Split(1)})
+    stored = planner.textbook(Textbook(tp=2), {label: Layout.of({"tp": Split(1)})}).plan()
+    assert stored.inputs[label] == Layout.of({"tp": Split(1)})
     assert planner.named("tp2") == fresh

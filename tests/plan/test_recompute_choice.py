@@ -41,35 +41,36 @@ def drawn(seed: int, size: int = 7) -> StepGraph:
     return StepGraph(graph, {"batch:x": x}, {})
 
 
-def best(found: Activations, memory: float) -> float | None:
+def best(activations: Activations, memory: float) -> float | None:
     """The least seconds of all choices that keep at most so much."""
-    labels, least = list(found.nodes), None
+    labels, least = list(activations.nodes), None
     for states in product((None, "keep", "recompute"), repeat=len(labels)):
         state = dict(zip(labels, states, strict=True))
-        kept = sum(found.bytes[x] for x in labels if state[x] == "keep")
-        if kept > memory or any(
-            state[x] is None or (state[x] == "recompute" and x in found.fixed) for x in found.needed
+        kept_bytes = sum(activations.bytes[x] for x in labels if state[x] == "keep")
+        if kept_bytes > memory or any(
+            state[x] is None or (state[x] == "recompute" and x in activations.fixed) for x in activations.needed
         ):
             continue
-        if any(state[y] == "recompute" and (state[x] is None or (state[x] == "recompute" and (x, y) in found.across))
-               for x, y in found.inside | found.across):  # fmt: skip
+        if any(state[y] == "recompute" and (state[x] is None or (state[x] == "recompute" and
+                                                                 (x, y) in activations.across))
+               for x, y in activations.inside | activations.across):  # fmt: skip
             continue
-        cost = sum(found.example[x].meta["flops"] for x in labels if state[x] == "recompute")
+        cost = sum(activations.example[x].meta["flops"] for x in labels if state[x] == "recompute")
         least = cost if least is None else min(least, cost)
     return least
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_choice_that_keeps_as_little_costs_less(seed):
-    found = Activations(drawn(seed))
+    activations = Activations(drawn(seed))
     for share in (1.0, 0.7, 0.4, 0.2):
-        memory = share * found.whole
-        again = found.recompute(memory, lambda node: node.meta["flops"])
-        expected = best(found, memory)
+        memory = share * activations.whole
+        again = activations.recompute(memory, lambda node: node.meta["flops"])
+        expected = best(activations, memory)
         if expected is not None:
-            assert sum(found.example[x].meta["flops"] for x in again) == expected
+            assert sum(activations.example[x].meta["flops"] for x in again) == expected
 
 
 def test_all_that_fits_is_kept():
-    found = Activations(drawn(0))
-    assert found.recompute(found.whole, lambda node: 1.0) == ()
+    activations = Activations(drawn(0))
+    assert activations.recompute(activations.whole, lambda node: 1.0) == ()

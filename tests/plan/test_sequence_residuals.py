@@ -39,15 +39,15 @@ def test_the_numbers_of_one_device(plan, devices, single):
     assert losses == pytest.approx(single[1], rel=1e-5)
     for name, g in single[2].items():
         assert (gradients[name] - g).norm() <= 1e-5 * g.norm(), name
-    found = 0
+    rows_split = 0
     for label, choices in step.plan.operators.items():
         path, _, name = label.rpartition("/")
         if "layers" in path and "mlp/" not in path and "attn/" not in path and name.startswith(ROWS):
             phase = path.rpartition("/")[2]
             if phase in ("forward", "recompute"):
                 assert choices["tp"].factor == "b", label  # (batch, sequence, hidden) are a, b, c
-                found += 1
-    assert found >= 4
+                rows_split += 1
+    assert rows_split >= 4
 
 
 @pytest.mark.parametrize("plan", ["tp2xsp", "tp2xspxrecompute"])

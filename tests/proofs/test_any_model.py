@@ -74,9 +74,9 @@ def test_every_operator_has_a_rule(name, whole):
 CASES = crossed(models.MODELS, range(PLANS), quick=[(name, 0) for name in QUICK])
 
 
-def assert_equal(name: str, found, single) -> None:
+def assert_equal(name: str, sharded, single) -> None:
     """Loss, gradients, updated parameters and buffers, each within the tolerance of its norm."""
-    (loss, ours), (expected_loss, expected) = found, single
+    (loss, ours), (expected_loss, expected) = sharded, single
     assert abs(loss - expected_loss) <= TOLERANCE * abs(expected_loss)
     assert ours.keys() == expected.keys()
     largest = max(t.norm() for k, t in expected.items() if k.startswith("momentum"))
@@ -107,8 +107,8 @@ def run_in_job(name: str, plan: tutti.Plan):
 def test_gloo_processes_too(name, whole, pool):
     step, *single = expected(name, whole)
     plan = tutti.random_plan(step.graph, 4, 1)
-    for found in pool.run(run_in_job, name, plan):
-        assert_equal(f"{name} on {plan.mesh}", found, single)
+    for sharded in pool.run(run_in_job, name, plan):
+        assert_equal(f"{name} on {plan.mesh}", sharded, single)
 
 
 class Resized(torch.nn.Module):
@@ -143,7 +143,7 @@ def test_odd_scales_and_missing_biases():
 def test_the_model_is_trained_itself(name, whole):
     """After steps under a random plan, the model has the values of plain PyTorch, and a step of PyTorch goes on."""
     plan = tutti.random_plan(expected(name, whole)[0].graph, 2, seed=7)
-    found = []
+    runs = []
     for is_ours in (True, False):
         model, batch, loss = models.case(name)
         skip_dropout(model)
@@ -161,8 +161,8 @@ def test_the_model_is_trained_itself(name, whole):
             step(batch) if is_ours else plain()
         states = [{key: x.clone() for key, x in model.state_dict().items()}]
         plain()
-        found.append([*states, model.state_dict()])
-    for ours, theirs in zip(*found, strict=True):
+        runs.append([*states, model.state_dict()])
+    for ours, theirs in zip(*runs, strict=True):
         largest = max(x.float().norm() for x in theirs.values())
         for key, x in theirs.items():
             error = (ours[key].float() - x.float()).norm()

@@ -53,9 +53,9 @@ def plan_of(graph, mesh, attention: dict[str, Choice], sequence: dict[str, Split
             operators[node.meta["label"]] = attention
         elif node.target is not operator.getitem:
             rule = rule_of(node)
-            held = {dims[2][0] for dims in (*rule.inputs, *rule.outputs) if len(dims) == 4 and dims[2]}
-            if len(held) == 1:
-                factor = held.pop()
+            factors = {dims[2][0] for dims in (*rule.inputs, *rule.outputs) if len(dims) == 4 and dims[2]}
+            if len(factors) == 1:
+                factor = factors.pop()
                 operators[node.meta["label"]] = {axis: Choice(factor, s.outer) for axis, s in sequence.items()}
     return Plan(mesh, inputs, operators)
 
@@ -116,12 +116,12 @@ def sent(groups, k, way) -> dict[str, int]:
     plan = plan_of(graph, {"a": k}, *WAYS[way](k))
     program = shard(graph, plan, 0, {name: layout for name in graph.outputs if name.startswith("grad")})
     phases = {n.meta["label"]: n.meta["phase"] for n in graph.calls}
-    found: dict[str, int] = {}
+    sent_bytes: dict[str, int] = {}
     for c in program.collectives:
         if c.kind in ("ppermute", "all_to_all"):
             key = f"{c.kind} {phases.get(c.label, 'forward')}"
-            found[key] = found.get(key, 0) + c.bytes
-    return found
+            sent_bytes[key] = sent_bytes.get(key, 0) + c.bytes
+    return sent_bytes
 
 
 @pytest.mark.parametrize("k", [2, 4, 8])
@@ -136,15 +136,15 @@ def test_bytes_of_a_ring(way, k, groups):
 @pytest.mark.parametrize("k", [2, 4])
 @pytest.mark.parametrize("groups", [4, 8])
 def test_bytes_of_all_to_alls_over_heads(k, groups):
-    """Of q, k, v and the result each rank keeps 1 / k; the backward pass moves as many gradients.
+    """Each rank keeps 1 / k of q, k, v and the result; the backward pass moves as many gradients.
 
     The rank's q, k, v and result over heads are still there from the forward pass.
     """
     q, kv = (BATCH * n * (LENGTH // k) * WIDTH * 4 for n in (HEADS, groups))
     forward = (q + 2 * kv + q) * (k - 1) // k
-    found = sent(groups, k, "heads")
-    assert found["all_to_all forward"] == forward
-    assert found["all_to_all backward"] == (q + q + 2 * kv) * (k - 1) // k
+    sent_bytes = sent(groups, k, "heads")
+    assert sent_bytes["all_to_all forward"] == forward
+    assert sent_bytes["all_to_all backward"] == (q + q + 2 * kv) * (k - 1) // k
 
 
 @pytest.mark.parametrize(("outer", "ratio"), [(1, 7 / 4), (LENGTH // 4, 1.15)])

@@ -69,8 +69,8 @@ def kill_one(text: Path, out: Path, seed: int) -> dict[str, float]:
     os.kill(ranks(job)[victim], signal.SIGKILL)
     killed = time.monotonic()
     wait_for(lambda: history.stat().st_ino != file, job)  # the ranks that were started anew go on with it
-    known = steps_of(out)
-    wait_for(lambda: steps_of(out) > known, job)
+    resumed_step = steps_of(out)
+    wait_for(lambda: steps_of(out) > resumed_step, job)
     seconds = time.monotonic() - killed
     said, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, said
@@ -79,10 +79,10 @@ def kill_one(text: Path, out: Path, seed: int) -> dict[str, float]:
 
 
 def check(text: Path, out: Path, alone: Path, seed: int) -> None:
-    found = kill_one(text, out, seed)
-    print(json.dumps(found))
+    kill = kill_one(text, out, seed)
+    print(json.dumps(kill))
     for name in ("loss", "held_out_loss"):
-        assert series(read(out), name) == series(read(alone), name), found
+        assert series(read(out), name) == series(read(alone), name), kill
 
 
 @pytest.mark.slow

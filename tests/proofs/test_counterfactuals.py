@@ -33,13 +33,13 @@ def number(text: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [1e9, 1.9e6])  # ... made smaller
 def test_the_difference_that_is_printed_is_that_of_two_simulations(graph, memory):
-    known = tutti.Cluster.parse("h100:4")
+    h100 = tutti.Cluster.parse("h100:4")
     from dataclasses import replace
 
-    cluster = tutti.Cluster(replace(known.device, memory=memory), known.levels)
-    found = search(graph, cluster, mesh={"dp": 2, "tp": 2})
-    best = found.best()
-    others = otherwise(found, best, UP)
+    cluster = tutti.Cluster(replace(h100.device, memory=memory), h100.levels)
+    searched = search(graph, cluster, mesh={"dp": 2, "tp": 2})
+    best = searched.best()
+    others = otherwise(searched, best, UP)
     assert len({str(layout) for _, layout, _ in others} | {str(best.input_layout(f"param:{UP}"))}) == len(others) + 1
     ours = dry_run(graph, best, cluster)
     for label, layout, other in others:

@@ -41,8 +41,8 @@ def test_no_cut_between_layers_is_much_faster(layers, stages):
         return dry_run(graph, plan.replace(stages=cut), cluster).seconds
 
     every = {starts: taking(starts) for starts in combinations(range(1, len(paths)), stages - 1)}
-    found = dry_run(graph, plan, cluster).seconds
-    assert found <= 1.03 * min(every.values())
+    planned_seconds = dry_run(graph, plan, cluster).seconds
+    assert planned_seconds <= 1.03 * min(every.values())
     equal = tuple(len(paths) * k // stages for k in range(1, stages))
     much = 0.98 if layers > 2 else 1.01  # of two layers, three equal stages are within the 3 % too
-    assert found < much * every[equal], "equally many layers in each stage"
+    assert planned_seconds < much * every[equal], "equally many layers in each stage"

@@ -69,17 +69,17 @@ def drawn(seed: int) -> tuple[str, int, float]:
 def test_a_slow_rank_is_named_and_no_other(pool, tmp_path, seed):
     plan, rank, times = drawn(seed)
     pool.run(record, str(tmp_path), plan, rank, times)
-    found = diagnose(tmp_path)
-    assert {slow.rank for slow in found.ranks} == {rank}, found.words()
-    assert not found.links, found.words()
+    diagnosis = diagnose(tmp_path)
+    assert {slow.rank for slow in diagnosis.ranks} == {rank}, diagnosis.words()
+    assert not diagnosis.links, diagnosis.words()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_nothing_is_named_where_nothing_is_slow(pool, tmp_path, seed):
     pool.run(record, str(tmp_path), drawn(seed)[0], None, 1.0)
-    found = diagnose(tmp_path)
-    assert not found.ranks and not found.links, found.words()
+    diagnosis = diagnose(tmp_path)
+    assert not diagnosis.ranks and not diagnosis.links, diagnosis.words()
 
 
 def links(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_slow_link_is_named_and_no_other(tmp_path):
     said = []
     for seed in range(SEEDS):
         slow, clean = (diagnose(tmp_path / f"{name}-{seed}") for name in ("slow", "clean"))
-        right = {(found.source, found.target) for found in slow.links} == {link(seed)[:2]} and not slow.ranks
+        right = {(edge.source, edge.target) for edge in slow.links} == {link(seed)[:2]} and not slow.ranks
         said.append((right, not clean.ranks and not clean.links, link(seed), slow.words(), clean.words()))
     assert all(right and quiet for right, quiet, *_ in said), said
 

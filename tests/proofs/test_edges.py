@@ -29,8 +29,8 @@ def ours(name: str, plan: str) -> dict[str, torch.Tensor]:
     if kind == "random":
         plan = tutti.random_plan(tutti.capture(model, batch, optimizer, loss), devices, int(seed))
     step = tutti.parallelize(model, optimizer, batch, plan=plan, **options)
-    found = {f"loss {i}": step(batch) for i in range(STEPS)}
-    return found | {k: x for k, x in step.training_state().items() if k.partition(":")[0] in ("param", "buffer")}
+    tensors = {f"loss {i}": step(batch) for i in range(STEPS)}
+    return tensors | {k: x for k, x in step.training_state().items() if k.partition(":")[0] in ("param", "buffer")}
 
 
 def microbatches(kind: str) -> int:
@@ -53,6 +53,6 @@ def test_three_steps_are_those_of_plain_pytorch(name, plan):
             ours(name, plan)
         return
     expected = edges.after_steps(edges.CASES[name], STEPS, microbatches(plan))
-    found = ours(name, plan)
+    tensors = ours(name, plan)
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")
+        torch.testing.assert_close(tensors[key], value, rtol=1e-5, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")

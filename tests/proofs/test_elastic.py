@@ -39,5 +39,5 @@ def test_machines_come_and_go(text, tmp_path):
         [sys.executable, "-m", "tutti.cli", "train", *places(text, alone), *TRAIN], check=True, capture_output=True
     )
     for name in ("loss", "held_out_loss"):
-        (steps, found), (expected_steps, expected) = series(read(tmp_path / "run"), name), series(read(alone), name)
-        assert steps == expected_steps and found == pytest.approx(expected, rel=1e-4)
+        (steps, values), (expected_steps, expected) = series(read(tmp_path / "run"), name), series(read(alone), name)
+        assert steps == expected_steps and values == pytest.approx(expected, rel=1e-4)

@@ -150,9 +150,9 @@ def test_bfloat16_with_masters(cls):
         with torch.no_grad():
             for master, p in zip(masters, reference.parameters(), strict=True):
                 p.copy_(master)
-    held = step.training_state()
+    state = step.training_state()
     names = [name for name, _ in model.named_parameters()]
-    ours = {name: held[f"master:{name}"] for name in names}
+    ours = {name: state[f"master:{name}"] for name in names}
     assert_equal(ours, dict(zip(names, (m.detach() for m in masters), strict=True)))
 
 

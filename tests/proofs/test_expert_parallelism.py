@@ -64,19 +64,19 @@ class Layers(nn.Module):
         return x.square().mean() + loss
 
 
-def parallelized(factor: float | None, plan: str, cluster: str, **given):
+def parallelized(factor: float | None, plan: str, cluster: str, **options):
     """The step and its batch."""
     torch.manual_seed(0)
     model, x = Layers(factor), torch.randn(BATCH, LENGTH, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return tutti.parallelize(model, optimizer, (x,), cluster=cluster, plan=plan, level="O0", clip_norm=0.1, **given), (
-        x,
-    )
+    return tutti.parallelize(
+        model, optimizer, (x,), cluster=cluster, plan=plan, level="O0", clip_norm=0.1, **options
+    ), (x,)
 
 
-def trained(factor: float | None, plan: str, cluster: str, **given):
+def trained(factor: float | None, plan: str, cluster: str, **options):
     """Loss, gradients, and the state after a step."""
-    step, batch = parallelized(factor, plan, cluster, **given)
+    step, batch = parallelized(factor, plan, cluster, **options)
     gradients = step.gradients(batch)
     return step(batch), gradients, step.state_dict()
 
@@ -202,8 +202,8 @@ def test_experts_over_two_axes(kind, single):
     check(trained(FACTORS[kind], "auto", "cpu:4", mesh=MESH, pins=pins), single, kind)
 
 
-def check(found, single, kind):
-    loss, gradients, state = found
+def check(outcome, single, kind):
+    loss, gradients, state = outcome
     expected, theirs, after = single[kind]
     assert abs(loss - expected) <= 1e-5 * abs(expected)
     for ours, wanted in ((gradients, theirs), (state, after)):

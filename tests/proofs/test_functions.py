@@ -192,8 +192,8 @@ def state_of(objects: dict[str, Any]) -> dict[str, Tensor]:
 
 def each_stage_has_its_own(store: tutti.Store, width: int) -> None:
     """Ranks of a pipeline hold only the tensors of their stage. width: ranks of a stage."""
-    for rank, held in zip(store.runtime.ranks, store.parts, strict=True):
-        assert held.keys() == {name for name, stage in store.homes.items() if stage == rank // width}
+    for rank, part in zip(store.runtime.ranks, store.parts, strict=True):
+        assert part.keys() == {name for name, stage in store.homes.items() if stage == rank // width}
     assert store.homes.keys() == store.tensors.keys()
 
 
@@ -205,9 +205,9 @@ def call(name: str, plan: str, devices: int) -> tutti.Store:
     fn = tutti.function(function, *arguments(0), store=store, cluster=f"cpu:{devices}", plan=plan)
     for key, x in state_of(objects).items():
         assert torch.equal(x, state_of(plain)[key]), f"{key} was changed by capture"
-    found = [fn(*arguments(i)) for i in range(STEPS)]
+    outputs = [fn(*arguments(i)) for i in range(STEPS)]
     expected = [in_pytorch(*arguments(i)) for i in range(STEPS)]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state_of(objects), state_of(plain), rtol=1e-5, atol=1e-6)
     for module, x in plain.items():
         if isinstance(x, nn.Module):
@@ -283,9 +283,9 @@ def test_an_update_takes_the_plans_of_a_training_step(plan):
     store = tutti.Store(model=model, optimizer=optimizer)
     fn = tutti.function(update, batch, store=store, cluster="cpu:2", plan=plan)
     state = copy.deepcopy(model.state_dict())
-    found = [fn(batch) for _ in range(STEPS)]
+    losses = [fn(batch) for _ in range(STEPS)]
     model.load_state_dict(state), optimizer.state.clear()
-    torch.testing.assert_close(found, [update(batch) for _ in range(STEPS)], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(losses, [update(batch) for _ in range(STEPS)], rtol=1e-5, atol=1e-6)
 
 
 # -- several functions over one store ------------------------------------------------------------------------------
@@ -301,9 +301,9 @@ def language_model() -> tuple[nn.Module, Callable[[], Any]]:
     )  # fmt: skip
 
     def cache():
-        made = transformers.StaticCache(config=config, max_cache_len=16)
-        made.early_initialization(batch_size=4, num_heads=4, head_dim=8, dtype=torch.float32, device="cpu")
-        return made
+        empty = transformers.StaticCache(config=config, max_cache_len=16)
+        empty.early_initialization(batch_size=4, num_heads=4, head_dim=8, dtype=torch.float32, device="cpu")
+        return empty
 
     return transformers.LlamaForCausalLM(config).eval(), cache
 
@@ -344,11 +344,11 @@ def decoded(plan: str, devices: int) -> tuple[tutti.Store, Any, tuple[tutti.Func
 @pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
 @pytest.mark.parametrize(("plan", "dim"), [("tp", "tp:S1"), ("dp", "dp:S0"), ("zero3", "dp:S0")])
 def test_decoding_keeps_its_cache_split(plan, dim):
-    store, cache, made = decoded(plan, 2)
+    store, cache, fns = decoded(plan, 2)
     keys = [name for name in store.layouts if name.endswith((".keys", ".values"))]
     assert len(keys) == 4 and all(str(store.layouts[name]) == dim for name in keys)
     of_a_layer = store["cache:cache.layers.0.keys"].numel() * 4 // 2
-    for fn in made:
+    for fn in fns:
         assert all(c.bytes < of_a_layer for c in fn.program.collectives if not c.label.startswith(("param:", "model.")))
         assert not [c for c in fn.program.collectives if "index_copy" in c.label or c.label.startswith("cache:")]
     assert torch.equal(cache.layers[0].keys, store["cache:cache.layers.0.keys"]) and cache.layers[0].keys.any()
@@ -357,14 +357,14 @@ def test_decoding_keeps_its_cache_split(plan, dim):
 @pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
 @pytest.mark.parametrize(("plan", "devices", "dim"), [("pp2", 2, "R"), ("pp2xtp2", 4, "tp:S1")])
 def test_a_stage_keeps_the_cache_of_its_layers(plan, devices, dim):
-    store, _, made = decoded(plan, devices)
+    store, _, fns = decoded(plan, devices)
     keys = [name for name in store.layouts if name.endswith((".keys", ".values"))]
     assert len(keys) == 4 and all(str(store.layouts[name]) == dim for name in keys)
     assert all(store.homes[name] == int(name.split(".")[2]) for name in keys), "cache:cache.layers.<i>"
-    for rank, held in enumerate(store.parts):
-        assert {name for name in keys if name in held} == {name for name in keys
+    for rank, part in enumerate(store.parts):
+        assert {name for name in keys if name in part} == {name for name in keys
                                                            if store.homes[name] == rank // (devices // 2)}  # fmt: skip
-    for fn in made:
+    for fn in fns:
         sent = [c for c in fn.collectives() if c.kind == "send"]
         assert sent and all(c.label.startswith("value:") for c in sent), "no stored tensor moves"
 
@@ -387,12 +387,12 @@ def test_a_target_network_is_replaced_by_what_another_stage_has_updated(plan):
         return loss
 
     plain = copy.deepcopy((online, target))
-    known = torch.optim.Adam(plain[0].parameters())
+    plain_optimizer = torch.optim.Adam(plain[0].parameters())
     optimizer = torch.optim.Adam(online.parameters())
     store = tutti.Store(online=online, target=target, optimizer=optimizer)
     step = tutti.function(lambda x: update(x, online, target, optimizer), x, store=store, cluster="cpu:2", plan=plan)
     for _ in range(3):
-        assert torch.allclose(step(x), update(x, *plain, known), rtol=1e-5)
+        assert torch.allclose(step(x), update(x, *plain, plain_optimizer), rtol=1e-5)
 
 
 @pytest.mark.parametrize("plan", ["dp", "tp", "zero3", "pp2"])
@@ -428,12 +428,12 @@ def test_actor_reference_and_reward_share_a_store(plan):
         return of_reference, rewarded, update
 
     def run(of_reference, rewarded, update) -> list:
-        found = []
+        outputs = []
         for i in range(STEPS):
             x = numbers(ROWS, WIDTH, seed=i)
             action = torch.randint(0, WIDTH, (ROWS,), generator=torch.Generator().manual_seed(i))
-            found.append(update(x, action, rewarded(x, action), of_reference(x, action)))
-        return found
+            outputs.append(update(x, action, rewarded(x, action), of_reference(x, action)))
+        return outputs
 
     o = objects()
     expected = run(*functions(o))
@@ -441,18 +441,18 @@ def test_actor_reference_and_reward_share_a_store(plan):
     store = tutti.Store(**fresh)
     x, action, y = numbers(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64), numbers(ROWS)
     examples = (x, action), (x, action), (x, action, y, y)
-    made = [
+    fns = [
         tutti.function(f, *example, store=store, cluster="cpu:2", plan=plan)
         for f, example in zip(functions(fresh), examples, strict=True)
     ]
-    torch.testing.assert_close(run(*made), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run(*fns), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(store.state_dict("actor"), dict(o["actor"].state_dict()), rtol=1e-5, atol=1e-6)
     state = store.training_state()
     again = tutti.Store(**objects())
     other = tutti.function(functions(again.holdings.objects)[2], *examples[2], store=again, cluster="cpu:4", plan="tp")
     assert not [name for name in again.layouts if "reference" in name or "reward" in name]  # which it does not use
     again.load_training_state(state)
-    torch.testing.assert_close(other(*examples[2]), made[2](*examples[2]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(other(*examples[2]), fns[2](*examples[2]), rtol=1e-5, atol=1e-6)
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------
@@ -549,8 +549,8 @@ def test_functions_that_are_planned_together():
     members = {"train": (train, (x,), 1.0), "decode": (decode, (y,), 20.0)}
     fns = tutti.functions(members, store=tutti.Store(**o), cluster="cpu:4")
     assert fns["train"].plan.mesh == fns["decode"].plan.mesh
-    found = [(fns["train"](x), fns["decode"](y)) for _ in range(STEPS)]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    outputs = [(fns["train"](x), fns["decode"](y)) for _ in range(STEPS)]
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
 # -- pipelines that functions cannot have ---------------------------------------------------------------------------
@@ -571,16 +571,16 @@ WRONG = {"2 microbatches": {"accumulate": 2}, "the schedule 1f1b": {"schedule": 
 def test_a_saved_plan_runs_again_and_one_of_a_training_step_does_not(tmp_path, what):
     model, x = mlp(1), numbers(ROWS, WIDTH)
 
-    def made(plan: Any) -> tutti.Function:
+    def function_of(plan: Any) -> tutti.Function:
         return tutti.forward(model, (x,), store=tutti.Store(model=model), cluster="cpu:2", plan=plan)
 
-    first = made("pp2")
+    first = function_of("pp2")
     first.plan.save(tmp_path / "plan.json")
-    again = made(tmp_path / "plan.json")
+    again = function_of(tmp_path / "plan.json")
     assert again.plan == first.plan and torch.equal(again((x,)), first((x,)))
     assert "a pipeline of 2 stages, each of which a call runs once" in first.plan.explain()
     with pytest.raises(ValueError, match=f"the plan has {what}, but .* once: give plan='pp2'"):
-        made(first.plan.replace(**WRONG[what]))
+        function_of(first.plan.replace(**WRONG[what]))
     with pytest.raises(ValueError, match="a pipeline runs a Program for each part"):
         print(first.program)
 
@@ -590,7 +590,7 @@ def test_stages_of_a_buffer_that_a_later_function_changes():
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 2)), numbers(ROWS, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def made(store: tutti.Store, training: bool) -> tutti.Function:
+    def function_of(store: tutti.Store, training: bool) -> tutti.Function:
         model.train(training)
         where = {"store": store, "cluster": "cpu:2", "plan": "pp2"}
         if not training:
@@ -598,12 +598,12 @@ def test_stages_of_a_buffer_that_a_later_function_changes():
         return tutti.train_step(model, optimizer, (x,), loss=lambda m, b: m(*b).square().mean(), **where)
 
     evaluated_first = tutti.Store(model=model, optimizer=optimizer)
-    made(evaluated_first, False)
+    function_of(evaluated_first, False)
     with pytest.raises(
         ValueError, match=r"changes buffer:model\.1\.running_mean, which all stages .* make the functions"
     ):
-        made(evaluated_first, True)
+        function_of(evaluated_first, True)
     store = tutti.Store(model=model, optimizer=optimizer)
-    made(store, True)
-    made(store, False)
+    function_of(store, True)
+    function_of(store, False)
     assert store.homes["buffer:model.1.running_mean"] == store.homes["param:model.1.weight"]

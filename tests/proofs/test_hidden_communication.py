@@ -39,8 +39,8 @@ def hidden(step, name: str, overlaps: bool) -> tuple[dict[str, float], float, fl
     cluster = tutti.Cluster.parse("a100-80:8")
     variant = parse_name(name, 8).variant
     graph = vary(step, variant)
-    made = dry_run(graph, Planner(graph, cluster, variant=variant).named(name), cluster, "O2", overlaps=overlaps)
-    played = made.parts[0].simulation
+    run = dry_run(graph, Planner(graph, cluster, variant=variant).named(name), cluster, "O2", overlaps=overlaps)
+    played = run.parts[0].simulation
     sending, waiting = defaultdict(float), defaultdict(float)
     for span in played.spans:
         task = played.task(span)
@@ -49,8 +49,8 @@ def hidden(step, name: str, overlaps: bool) -> tuple[dict[str, float], float, fl
         waiting[played.task(stall).phase] += stall.end - stall.begin
     return (
         {phase: 1 - waiting[phase] / sending[phase] for phase in ("forward", "backward")},
-        made.seconds,
-        made.memory.peak,
+        run.seconds,
+        run.memory.peak,
     )
 
 

@@ -62,7 +62,7 @@ class InOrder(Trainer):
 
 @pytest.fixture(scope="module")
 def by_trainer(tmp_path_factory) -> dict[torch.dtype, float]:
-    found = {}
+    losses = {}
     for dtype in (torch.float32, torch.bfloat16):
         options = TrainingArguments(
             str(tmp_path_factory.mktemp("trainer")), use_cpu=True, bf16=dtype == torch.bfloat16,
@@ -72,8 +72,8 @@ def by_trainer(tmp_path_factory) -> dict[torch.dtype, float]:
         )  # fmt: skip
         trained = model()
         InOrder(trained, options, train_dataset=TRAINING).train()
-        found[dtype] = validated(trained)
-    return found
+        losses[dtype] = validated(trained)
+    return losses
 
 
 @pytest.mark.slow

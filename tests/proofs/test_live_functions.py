@@ -80,10 +80,10 @@ def gan(lift: Lift) -> list[float]:
         first.step()
         return tell.detach(), fool.detach()
 
-    made = lift(generator=generator, critic=critic, first=first, second=second)(update, *batch_of(0))
+    step = lift(generator=generator, critic=critic, first=first, second=second)(update, *batch_of(0))
     numbers = []
     for i in range(STEPS):
-        numbers += map(float, made(*batch_of(i)))
+        numbers += map(float, step(*batch_of(i)))
         with torch.no_grad():
             numbers.append(generator(batch_of(9)[0]).square().mean().item())
         if i == 0:
@@ -107,9 +107,9 @@ def teacher_inside(lift: Lift) -> list[float]:
                 slow.lerp_(fast, 0.3)
         return loss.detach()
 
-    made = lift(student=student, teacher=teacher, optimizer=optimizer)(update, *batch_of(0))
+    step = lift(student=student, teacher=teacher, optimizer=optimizer)(update, *batch_of(0))
     for i in range(STEPS):
-        numbers += [made(*batch_of(i)).item(), fit(teacher, batch_of(9)).item()]
+        numbers += [step(*batch_of(i)).item(), fit(teacher, batch_of(9)).item()]
         if i == 1:
             teacher.load_state_dict(student.state_dict())
     return numbers + summary(teacher)
@@ -122,15 +122,15 @@ def teacher_outside(lift: Lift) -> list[float]:
 
     def update(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
-        made = student(x)
-        loss = F.mse_loss(made, y) + F.mse_loss(made, teacher(x + 0.1).detach())
+        outputs = student(x)
+        loss = F.mse_loss(outputs, y) + F.mse_loss(outputs, teacher(x + 0.1).detach())
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    made = lift(student=student, teacher=teacher, optimizer=optimizer)(update, *batch_of(0))
+    step = lift(student=student, teacher=teacher, optimizer=optimizer)(update, *batch_of(0))
     for i in range(STEPS):
-        numbers.append(made(*batch_of(i)).item())
+        numbers.append(step(*batch_of(i)).item())
         with torch.no_grad():
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.lerp_(fast, 0.3)
@@ -238,9 +238,9 @@ def caches(lift: Lift) -> list[float]:
         seen["mean"] = seen["mean"].lerp(x.mean(0), 0.5)
         return (seen["rows"] * seen["mean"]).sum()
 
-    made = lift(seen=seen, model=model)(note, batch_of(0)[0])
+    fn = lift(seen=seen, model=model)(note, batch_of(0)[0])
     for i in range(2 * STEPS):
-        numbers += [made(batch_of(i)[0]).item(), seen["rows"].norm().item(), seen["mean"].sum().item()]
+        numbers += [fn(batch_of(i)[0]).item(), seen["rows"].norm().item(), seen["mean"].sum().item()]
         if i == 1:
             seen["rows"][3:] = 0
             seen["mean"].mul_(2)
@@ -277,9 +277,9 @@ def two_stores(lift: Lift) -> list[float]:
     """Two stores over one model: each trains what the other has trained."""
     model, numbers = mlp(0), []
     optimizers = [adam(model), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
-    made = [lift(model=model, optimizer=x)(training(model, x), *batch_of(0)) for x in optimizers]
+    steps = [lift(model=model, optimizer=x)(training(model, x), *batch_of(0)) for x in optimizers]
     for i in range(2 * STEPS):
-        numbers.append(made[i % 2](*batch_of(i)).item())
+        numbers.append(steps[i % 2](*batch_of(i)).item())
     return numbers + summary(model)
 
 
@@ -317,8 +317,8 @@ def on_ranks(names: list[str], plan: str) -> list[list[float]]:
 def test_processes(pool, plan):
     """On four Gloo ranks, of which each has its own objects."""
     names = [case.__name__ for case in CASES]
-    for found in pool.run(on_ranks, names, plan):
-        for case, numbers in zip(CASES, found, strict=True):
+    for per_case in pool.run(on_ranks, names, plan):
+        for case, numbers in zip(CASES, per_case, strict=True):
             assert numbers == pytest.approx(case(in_pytorch), rel=1e-4, abs=1e-6), case.__name__
 
 
@@ -367,13 +367,13 @@ def test_what_a_rank_has_whole_again_is_shared_again(pool):
 
 def test_a_store_shares_memory():
     model, x = mlp(0), batch_of(0)
-    kept = {name: p.data_ptr() for name, p in model.named_parameters()}
+    addresses = {name: p.data_ptr() for name, p in model.named_parameters()}
     store = tutti.Store(model=model, optimizer=adam(model))
     optimizer = store.holdings.objects["optimizer"]
     train = tutti.function(training(model, optimizer), *x, store=store, cluster="cpu:1")
     train(*x)
-    assert {name: store.parts[0][f"param:model.{name}"].data_ptr() for name in kept} == kept
-    assert {name: p.data_ptr() for name, p in model.named_parameters()} == kept
+    assert {name: store.parts[0][f"param:model.{name}"].data_ptr() for name in addresses} == addresses
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == addresses
     state = optimizer.state[model[0].weight]["exp_avg"]
     assert state.data_ptr() == store.parts[0]["exp_avg:model.0.weight"].data_ptr()
 

@@ -105,8 +105,8 @@ def mean_teacher(make_step: Make) -> list[float]:
     student, teacher = mlp(0), mlp(0).requires_grad_(False)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        made = model["student"](batch[0])
-        return F.mse_loss(made, batch[1]) + F.mse_loss(made, model["teacher"](batch[0] + 0.1).detach())
+        outputs = model["student"](batch[0])
+        return F.mse_loss(outputs, batch[1]) + F.mse_loss(outputs, model["teacher"](batch[0] + 0.1).detach())
 
     both, batch, numbers = nn.ModuleDict({"student": student, "teacher": teacher}), batch_of(0), []
     step = make_step(both, adam(student), batch, loss)
@@ -171,15 +171,15 @@ def callback(make_step: Make) -> list[float]:
     """Evaluation, norms of weights and early stopping between steps."""
     model, numbers = mlp(0), []
     step = make_step(model, adam(model), batch_of(0), fit)
-    best, kept = float("inf"), {}
+    best, best_state = float("inf"), {}
     for i in range(STEPS):
         step(batch_of(i))
         with torch.no_grad():
             value = fit(model, batch_of(9)).item()
         if value < best:
-            best, kept = value, {name: x.clone() for name, x in model.state_dict().items()}
+            best, best_state = value, {name: x.clone() for name, x in model.state_dict().items()}
         numbers += [value, model[0].weight.norm().item(), float(model[2].bias.detach().abs().max())]
-    model.load_state_dict(kept)
+    model.load_state_dict(best_state)
     return [*numbers, step(batch_of(5)).item(), *summary(model)]
 
 
@@ -359,8 +359,8 @@ def on_ranks(names: list[str], plan: str) -> list[list[float]]:
 def test_processes(pool, plan):
     """On four Gloo ranks, of which each has its own model."""
     names = [case.__name__ for case in CASES]
-    for found in pool.run(on_ranks, names, plan):
-        for case, numbers in zip(CASES, found, strict=True):
+    for per_case in pool.run(on_ranks, names, plan):
+        for case, numbers in zip(CASES, per_case, strict=True):
             assert numbers == pytest.approx(case(plain), rel=1e-4, abs=1e-6), case.__name__
 
 

@@ -273,12 +273,12 @@ def test_branches_that_differ_are_refused_with_their_line():
 
 
 def test_the_same_body_is_the_same_operator():
-    found = []
+    targets = []
     for _ in range(2):
         model = Recurrent()
         graph = tutti.capture(model, batch(), edges.optimizer_for(model))
-        found.append([node.target for node in graph.calls if "tutti_loops" in str(node.target)])
-    assert found[0] == found[1] and len(found[0]) == 2
+        targets.append([node.target for node in graph.calls if "tutti_loops" in str(node.target)])
+    assert targets[0] == targets[1] and len(targets[0]) == 2
 
 
 def test_loops_in_functions_without_a_module():
@@ -292,10 +292,10 @@ def test_loops_in_functions_without_a_module():
 
         return tutti.scan(step, (x, v), forces)
 
-    given = edges.numbers(4, 3), edges.numbers(4, 3, seed=2), edges.numbers(5, 4, 3, seed=3)
-    expected = integrate(*given)
-    function = tutti.function(integrate, *given, cluster="cpu:2", plan="dp2", level="O0")
-    for ours, theirs in zip(torch.utils._pytree.tree_leaves(function(*given)),
+    inputs = edges.numbers(4, 3), edges.numbers(4, 3, seed=2), edges.numbers(5, 4, 3, seed=3)
+    expected = integrate(*inputs)
+    function = tutti.function(integrate, *inputs, cluster="cpu:2", plan="dp2", level="O0")
+    for ours, theirs in zip(torch.utils._pytree.tree_leaves(function(*inputs)),
                             torch.utils._pytree.tree_leaves(expected), strict=True):  # fmt: skip
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 

@@ -21,22 +21,22 @@ from cases import some
 
 def state(root: object, loss: object = None) -> list[tuple]:
     """Identities and contents of all that can be reached from a model, in a fixed order."""
-    found: list[tuple] = []
+    entries: list[tuple] = []
     seen: set[int] = set()
 
     def visit(path: str, x: object, depth: int) -> None:
         if isinstance(x, torch.Tensor):
             assert not isinstance(x, torch._subclasses.FakeTensor), f"{path} is a fake tensor"
-            found.append(
+            entries.append(
                 (path, id(x), x.requires_grad, x.device, tuple(x.shape), bytes(str(x.detach().sum()), "ascii"))
             )
             return
-        found.append((path, type(x).__name__, id(x) if not isinstance(x, (int, float, str, MethodType)) else x))
+        entries.append((path, type(x).__name__, id(x) if not isinstance(x, (int, float, str, MethodType)) else x))
         if id(x) in seen or depth > 6:
             return
         seen.add(id(x))
         if isinstance(x, FunctionType):
-            found.append((path, id(x.__code__)))
+            entries.append((path, id(x.__code__)))
             for i, cell in enumerate(x.__closure__ or ()):
                 visit(f"{path}.<{i}>", cell.cell_contents, depth + 1)
         elif isinstance(x, dict):
@@ -46,14 +46,14 @@ def state(root: object, loss: object = None) -> list[tuple]:
             for i, value in enumerate(x):
                 visit(f"{path}.{i}", value, depth + 1)
         elif isinstance(x, nn.Module):
-            found.append((path, id(type(x).forward.__code__), x.training))
+            entries.append((path, id(type(x).forward.__code__), x.training))
             visit(path, x.__dict__, 0)
         elif type(x).__module__.startswith(("transformers", "diffusers", "edges")):
             visit(path, getattr(x, "__dict__", {}), depth + 1)
 
     visit("model", root, 0)
     visit("loss", loss, 0)
-    return found
+    return entries
 
 
 def unchanged(model: nn.Module, loss: Callable | None, capture: Callable[[], object]) -> None:

@@ -149,14 +149,14 @@ def parallel(name: str, setting: Setting) -> Numbers:
     return Numbers(losses, gradients, of_kinds(step.training_state(), "param", "buffer"))
 
 
-def assert_equal(found: Numbers, expected: Numbers, tolerance: float = TOLERANCE) -> None:
+def assert_equal(numbers: Numbers, expected: Numbers, tolerance: float = TOLERANCE) -> None:
     """Within the tolerance of each tensor's norm."""
-    for i, (a, b) in enumerate(zip(found.losses, expected.losses, strict=True)):
+    for i, (a, b) in enumerate(zip(numbers.losses, expected.losses, strict=True)):
         assert abs(a - b) <= tolerance * abs(b), f"loss {i} is {a}, not {b}"
     largest = max(x.norm() for x in expected.gradients.values())
-    for name in found.gradients.keys() - expected.gradients.keys():  # of a parameter that the loss does not reach
-        assert not found.gradients.pop(name).any(), f"gradient {name} is not None"
-    pairs = ("gradient", found.gradients, expected.gradients), ("state", found.state, expected.state)
+    for name in numbers.gradients.keys() - expected.gradients.keys():  # of a parameter that the loss does not reach
+        assert not numbers.gradients.pop(name).any(), f"gradient {name} is not None"
+    pairs = ("gradient", numbers.gradients, expected.gradients), ("state", numbers.state, expected.state)
     for what, ours, theirs in pairs:
         assert ours.keys() == theirs.keys(), f"{what}: {ours.keys() ^ theirs.keys()}"
         for key, tensor in theirs.items():

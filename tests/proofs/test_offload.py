@@ -129,7 +129,7 @@ def test_what_is_counted_is_what_is_alive(name, plan, monkeypatch):
         monkeypatch.delitem(WORKSPACE, operator)
     step, batch = make(name, plan, memory="1GiB")
     step(batch)
-    run, budget, found = step.runtime.run, step.budgets[0], []
+    run, budget, peaks = step.runtime.run, step.budgets[0], []
 
     class Device(Live):
         def see(self, x):
@@ -142,12 +142,12 @@ def test_what_is_counted_is_what_is_alive(name, plan, monkeypatch):
         budget.most = budget.now
         with Device(own) as live:
             result = run(runs, inputs)
-        found.append((budget.most, live.most))
+        peaks.append((budget.most, live.most))
         return result
 
     step.runtime.run = measured
     step(batch)
-    assert found[0][0] == pytest.approx(found[0][1], rel=0.01)
+    assert peaks[0][0] == pytest.approx(peaks[0][1], rel=0.01)
 
 
 def test_a_budget_is_kept():
@@ -158,12 +158,12 @@ def test_a_budget_is_kept():
     expected = within(batch)
     assert within.budgets[0].most == needed
     tight, batch = make("llama", "single", memory=needed - 1)
-    before, held = tight.state_dict(), tight.budgets[0].now
+    before, held_bytes = tight.state_dict(), tight.budgets[0].now
     with pytest.raises(OverBudget, match=r"(?s)needs .* more on a device that holds .*'offload'"):
         tight(batch)
     for name, value in tight.state_dict().items():
         assert torch.equal(value, before[name]), f"{name} was changed though the step was refused"
-    assert tight.budgets[0].now == held, "nothing was left behind"
+    assert tight.budgets[0].now == held_bytes, "nothing was left behind"
     fits, batch = make("llama", "offload3", memory=int(0.75 * needed))
     assert torch.equal(fits(batch), expected) and fits.budgets[0].most <= 0.75 * needed
 

@@ -46,9 +46,9 @@ def everything(joint: ShardingProblem) -> np.ndarray:
     def add(costs: np.ndarray, *dims: int) -> None:
         """A term that depends on the choices of these operators, which may be one and the same."""
         letters = [chr(97 + d) for d in dims]
-        kept = sorted(set(dims))
-        once = np.einsum(f"{''.join(letters)}->{''.join(chr(97 + d) for d in kept)}", costs)
-        total.__iadd__(once.reshape([n if d in kept else 1 for d, n in enumerate(sizes)]))
+        axes = sorted(set(dims))
+        once = np.einsum(f"{''.join(letters)}->{''.join(chr(97 + d) for d in axes)}", costs)
+        total.__iadd__(once.reshape([n if d in axes else 1 for d, n in enumerate(sizes)]))
 
     readers = defaultdict(list)
     for edge in problem.edges:
@@ -57,8 +57,11 @@ def everything(joint: ShardingProblem) -> np.ndarray:
         o = problem.operators[label]
         add(np.array([o.count * joint.pricer.compute(o, c) for c in joint.options[label].choices]), i)
     for tensor in problem.outputs:
-        made = joint.options[tensor[0]].outputs[tensor[1]]
-        add(joint.move(tensor, made, np.zeros((1, made.shape[1]), dtype=int), FORWARD)[:, 0], labels.index(tensor[0]))
+        outputs = joint.options[tensor[0]].outputs[tensor[1]]
+        add(
+            joint.move(tensor, outputs, np.zeros((1, outputs.shape[1]), dtype=int), FORWARD)[:, 0],
+            labels.index(tensor[0]),
+        )
     for tensor, edges in readers.items():
         add(moved(joint, tensor, edges), labels.index(tensor[0]), *(labels.index(e.reader) for e in edges))
     return total
@@ -66,20 +69,20 @@ def everything(joint: ShardingProblem) -> np.ndarray:
 
 def moved(joint: ShardingProblem, tensor, edges: list[Edge]) -> np.ndarray:
     """What it costs to bring a tensor from its maker to all readers: (options of the maker, of each reader)."""
-    made, count = joint.options[tensor[0]].outputs[tensor[1]], joint.problem.operators[tensor[0]].count
+    outputs, count = joint.options[tensor[0]].outputs[tensor[1]], joint.problem.operators[tensor[0]].count
     reads = [joint.read(edge) for edge in edges]
     weights = [min(count, joint.problem.edges[edge]) for edge in edges]
     phases = [joint.phase(edge) for edge in edges]
     if len(edges) == 1:
-        return weights[0] * joint.move(tensor, made, reads[0], phases[0])
-    every = np.unique(np.concatenate([made, *reads]), axis=0)
+        return weights[0] * joint.move(tensor, outputs, reads[0], phases[0])
+    every = np.unique(np.concatenate([outputs, *reads]), axis=0)
     shared, several = min(count, sum(joint.problem.edges[e] for e in edges)), len(set(phases)) > 1
     first = next(phase for phase in (FORWARD, BACKWARD, UPDATE) if phase in phases)
-    best = np.full([len(made), *map(len, reads)], np.inf)
+    best = np.full([len(outputs), *map(len, reads)], np.inf)
     for settled in every[:, None]:
-        cost = shared * joint.move(tensor, made, settled, first)[:, 0]
+        cost = shared * joint.move(tensor, outputs, settled, first)[:, 0]
         if several:
-            cost = np.where(joint.moves[FORWARD].gathers(made, settled)[:, 0], NEVER, cost)
+            cost = np.where(joint.moves[FORWARD].gathers(outputs, settled)[:, 0], NEVER, cost)
         cost = cost.reshape(-1, *[1] * len(edges))
         for phase in dict.fromkeys(phases):
             group = [i for i, p in enumerate(phases) if p == phase]
@@ -109,11 +112,11 @@ def random_problem(seed: int, count: int) -> Problem:
         notation = rng.choice(NOTATIONS + JOINS * 3)
         operands, outputs = notation.split("|")[0].split("->")
         shapes = [SHAPE] * (operands.count(",") + 1)
-        made = SHAPE if len(outputs.split()) == 2 else SHAPE[:1]
+        output_shape = SHAPE if len(outputs.split()) == 2 else SHAPE[:1]
         before = [label for label, o in operators.items() if o.outputs[0].shape == SHAPE]
         phase = rng.choice([FORWARD, FORWARD, BACKWARD, UPDATE])
         operators[f"op{i}"] = Operator(
-            f"op{i}", parse(notation, shapes, [made]), [Spec(made, torch.float32)], phase,
+            f"op{i}", parse(notation, shapes, [output_shape]), [Spec(output_shape, torch.float32)], phase,
             rng.randrange(10**9), 1, fx.Graph().placeholder("x"), rng.choice([1, 1, 3]),
         )  # fmt: skip
         for operand in range(len(shapes)):

@@ -26,16 +26,16 @@ DTYPES = (torch.float32, torch.bfloat16)
 def called(model: nn.Module, batch) -> Counter[str]:
     """Norms and activations by the names of the modules that are called, two rotary embeddings for each attention of a
     model that has them, one loss."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def count(module, args):
         kind = type(module)
         if "Norm" in kind.__name__:
-            found["norm"] += 1
+            counts["norm"] += 1
         elif kind.__module__ == "transformers.activations" or hasattr(torch_activations, kind.__name__):
-            found["activation"] += 1
+            counts["activation"] += 1
         elif kind.__name__.endswith("Attention") and hasattr(sys.modules[kind.__module__], "apply_rotary_pos_emb"):
-            found["rotary"] += 2
+            counts["rotary"] += 2
 
     handle = module_hooks.register_module_forward_pre_hook(count)
     try:
@@ -43,8 +43,8 @@ def called(model: nn.Module, batch) -> Counter[str]:
             model(**batch)
     finally:
         handle.remove()
-    found["loss"] += 1
-    return found
+    counts["loss"] += 1
+    return counts
 
 
 def case(name: str, dtype: torch.dtype):
@@ -54,11 +54,11 @@ def case(name: str, dtype: torch.dtype):
 
 def run(graph: tutti.StepGraph, model: nn.Module, batch) -> dict[str, torch.Tensor]:
     """Loss and gradients, operator by operator."""
-    given = {f"param:{k}": p.detach() for k, p in model.named_parameters()}
-    given |= {f"buffer:{k}": b.clone() for k, b in model.named_buffers()} | {f"batch:{k}": x for k, x in batch.items()}
-    given |= {"step": torch.tensor(1), "seed": torch.tensor(0), **graph.constants}
+    inputs = {f"param:{k}": p.detach() for k, p in model.named_parameters()}
+    inputs |= {f"buffer:{k}": b.clone() for k, b in model.named_buffers()} | {f"batch:{k}": x for k, x in batch.items()}
+    inputs |= {"step": torch.tensor(1), "seed": torch.tensor(0), **graph.constants}
     with pytest.raises(StopIteration) as stop:
-        next(generate(graph.graph)(*(given[name] for name in graph.inputs)))
+        next(generate(graph.graph)(*(inputs[name] for name in graph.inputs)))
     return dict(zip(graph.outputs, stop.value.value, strict=True))
 
 
@@ -66,7 +66,7 @@ def run(graph: tutti.StepGraph, model: nn.Module, batch) -> dict[str, torch.Tens
 def test_all_are_found(name, dtype):
     model, batch = case(name, dtype)
     graph, expected = tutti.capture(model, batch), called(model, batch)
-    counts = {family: sum(found.values()) for family, found in fused(graph).items()}
+    counts = {family: sum(matches.values()) for family, matches in fused(graph).items()}
     assert {family: counts.get(family, 0) for family in expected} == expected
     assert {family for family, _, _ in left_over(graph)} <= {"softmax"}, "attention that SDPA writes out"
 

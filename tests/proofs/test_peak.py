@@ -30,17 +30,17 @@ FEW = 2048  # bytes: of numbers like counts of steps, and of statistics of a nor
 def eager(name: str) -> int:
     """Bytes at the peak of an eager step."""
     model, batch, loss = models.case(name)
-    loss = loss or (lambda model, batch: getattr(made := model(**batch), "loss", made))
+    loss = loss or (lambda model, batch: getattr(output := model(**batch), "loss", output))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
-    def step(*held):
+    def step(*tensors):
         loss(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     step()
     gc.collect()
-    state = [x for held in optimizer.state.values() for x in held.values()]
+    state = [x for slots in optimizer.state.values() for x in slots.values()]
     return most_alive(step, [*model.parameters(), *model.buffers(), *state], batch)[1]
 
 
@@ -71,7 +71,10 @@ def test_no_more_than_eager(name):
     ],
 )
 def test_updates_in_place_save_copies(optimizer, plan, cluster, copies, monkeypatch):
-    """Of the parameters of a model that is larger than its activations. Without, gradients are still let go early."""
+    """The model is larger than its activations, so copies of its parameters count.
+
+    Without updates in place, gradients are still freed early.
+    """
     parameters = sum(p.nbytes for p in models.case("dlrm")[0].parameters())
     in_place = ours("dlrm", optimizer, plan, cluster)
     without = tuple(p for p in LEVELS["O0"].before if p is not update_in_place)
@@ -88,17 +91,17 @@ def test_updates_in_place_save_copies(optimizer, plan, cluster, copies, monkeypa
     ],
 )
 def test_updates_along_the_backward_pass_save_gradients(optimizer, plan, cluster, monkeypatch):
-    """Of a model with more parameters than activations, cut into pieces and buckets as a large one is; of the most that
-    is held beside parameters and state."""
+    """The most memory beside parameters and state, of a model with more parameters than activations, which is cut into
+    pieces and buckets as a large one is."""
     monkeypatch.setattr(bucket, "BUCKET", 1 << 14)
     monkeypatch.setattr(inplace, "PIECE", 1 << 14)
     monkeypatch.setitem(models.MODELS, "deep", deep)
     ranks = int(cluster[-1])
     parameters = ranks * sum(p.nbytes for p in deep()[0].parameters())
-    kept = parameters * (3 if optimizer is torch.optim.AdamW else 2)
-    early = ours("deep", optimizer, plan, cluster) - kept
+    stored_bytes = parameters * (3 if optimizer is torch.optim.AdamW else 2)
+    early = ours("deep", optimizer, plan, cluster) - stored_bytes
     monkeypatch.setattr(inplace, "_let_go", lambda graph: None)
-    late = ours("deep", optimizer, plan, cluster) - kept
+    late = ours("deep", optimizer, plan, cluster) - stored_bytes
     assert late > parameters and early < 0.5 * late
 
 

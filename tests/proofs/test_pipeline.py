@@ -72,9 +72,9 @@ def expected(family: str, count: int = COUNT):
     return run(family, "dp", 1, count)
 
 
-def compare(found, family: str, count: int = COUNT) -> None:
+def compare(results, family: str, count: int = COUNT) -> None:
     """Within 1e-5 of the size of each tensor: Adam makes steps as long out of gradients that are but rounding."""
-    for ours, theirs in zip(found, expected(family, count), strict=True):
+    for ours, theirs in zip(results, expected(family, count), strict=True):
         if not isinstance(ours, dict):
             assert ours == pytest.approx(theirs, rel=1e-5)
             continue
@@ -125,7 +125,7 @@ def on_this_rank(family: str, name: str, devices: int, inner: str) -> tuple:
 @pytest.mark.parametrize("family, name, devices, inner", GLOO)
 def test_processes_give_the_numbers_of_one_device(pool, family, name, devices, inner):
     for losses, gradients, parameters, evaluated in pool.run(on_this_rank, family, name, devices, inner):
-        tensors = ({key: torch.from_numpy(x) for key, x in found.items()} for found in (gradients, parameters))
+        tensors = ({key: torch.from_numpy(x) for key, x in arrays.items()} for arrays in (gradients, parameters))
         compare((losses, *tensors, evaluated), family, 4 if name == PAIRED else 2)
 
 

@@ -112,8 +112,8 @@ def test_families(family, dtype):
     engine = Engine(policy, blocks=64, budget=32, most=4, plan="single", self_check=False)
     draw = torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, 250, (n,), generator=draw).tolist() for n in (5, 37, 21, 1)]
-    told = Sampling(max_tokens=12, seed=1, logprobs=0, prompt_logprobs=0, ignore_end=True)
-    outputs = engine.generate([Request(x, told) for x in prompts])
+    sampling = Sampling(max_tokens=12, seed=1, logprobs=0, prompt_logprobs=0, ignore_end=True)
+    outputs = engine.generate([Request(x, sampling) for x in prompts])
     ids = torch.zeros(4, 56, dtype=torch.int64)
     for row, x in zip(ids, outputs, strict=True):
         row[: len(x.prompt) + 12] = torch.tensor(x.prompt + x.tokens)

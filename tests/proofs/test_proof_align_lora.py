@@ -38,7 +38,7 @@ def trained(path: str, kind: str, model: Any, **more: Any) -> Any:
     return trainer
 
 
-def held(trainer: Any) -> int:
+def storage_bytes(trainer: Any) -> int:
     """Bytes of all tensors that a trainer holds between rounds, but for the cache of its engine: parameters, state of
     the optimizer, the reference, and what the engine and the functions of scores store."""
     engine = trainer.sampler.engine.runner.store
@@ -71,7 +71,7 @@ def test_bytes_of_the_tensors_that_are_held(tmp_path):
     for kind in KINDS:
         model = sized(4)
         weights = sum(x.nbytes for x in model.parameters())
-        copies[kind] = held(trained(str(tmp_path / kind), kind, model)) / weights
+        copies[kind] = storage_bytes(trained(str(tmp_path / kind), kind, model)) / weights
     print(copies)
     assert copies["adapters"] < 1.1
     assert 4.95 < copies["full"] < 5.05

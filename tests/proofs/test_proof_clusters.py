@@ -87,8 +87,8 @@ def processes_with(word: str) -> list[int]:
 
 def processes_of(rank: int, out: Path) -> list[int]:
     """The processes of a rank of the run that writes into a folder."""
-    found = processes_with(str(out))
-    return [x for x in found if f"RANK={rank}".encode() in Path(f"/proc/{x}/environ").read_bytes().split(b"\0")]
+    pids = processes_with(str(out))
+    return [x for x in pids if f"RANK={rank}".encode() in Path(f"/proc/{x}/environ").read_bytes().split(b"\0")]
 
 
 @pytest.mark.slow
@@ -202,8 +202,8 @@ def test_ray_goes_on_with_fewer_nodes(text, alone, tmp_path, ray_nodes):
         job.wait()
     assert "on 1 of 2 nodes" in log.read_text()
     for name in NAMES:
-        (found_steps, found), (expected_steps, expected) = series(read(out), name), series(read(alone), name)
-        assert found_steps == expected_steps and found == pytest.approx(expected, rel=1e-4)
+        (value_steps, values), (expected_steps, expected) = series(read(out), name), series(read(alone), name)
+        assert value_steps == expected_steps and values == pytest.approx(expected, rel=1e-4)
 
 
 def free_port() -> int:
@@ -258,7 +258,7 @@ SERVE = ["--most", "2", "--budget", "16", "--memory", "0.01"]
 
 
 def answers_while_one_is_killed(port: int, model: Path, said: Callable[[], str]) -> None:
-    """Of two replicas one is killed, and comes back; all requests are answered, with the same text."""
+    """One of two replicas is killed, and comes back; all requests are answered, with the same text."""
     wait_for(lambda: health(port)["ready"] == 2, "two replicas are ready", said)
     with Asking(port, model.name) as asking:
         wait_for(lambda: len(asking.texts) >= 5, "answers", said)
@@ -332,8 +332,8 @@ def test_slurm_goes_on_with_fewer_nodes(text, alone, tmp_path):
         wait_for(lambda: steps(out) == STEPS, "it ends", said)
         cluster.call("scancel", job)
     for name in NAMES:
-        (found_steps, found), (expected_steps, expected) = series(read(out), name), series(read(alone), name)
-        assert found_steps == expected_steps and found == pytest.approx(expected, rel=1e-4)
+        (value_steps, values), (expected_steps, expected) = series(read(out), name), series(read(alone), name)
+        assert value_steps == expected_steps and values == pytest.approx(expected, rel=1e-4)
 
 
 class Pods:
@@ -350,9 +350,9 @@ class Pods:
         name = f"pod-{len(self.processes)}"
         line = [sys.executable, *(x.replace("$(POD)", name) for x in self.words[1:])]
         with open(self.folder / f"{name}.txt", "w") as log:
-            made = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **CPU})
-        self.processes.append(made)
-        return made
+            process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **CPU})
+        self.processes.append(process)
+        return process
 
     def said(self) -> str:
         return "\n".join(x.read_text() for x in sorted(self.folder.glob("**/*.txt")))

@@ -39,10 +39,10 @@ def test_the_lennard_jones_fluid_has_nists_equation_of_state(temperature, densit
         simulation.run(12)
         energies.append(simulation.evaluation.energy / 500)
         pressures.append(simulation.pressure())
-    for series, expected, known, most in ((energies, energy, 0.002, 0.006), (pressures, pressure, 0.01, 0.035)):
+    for series, expected, uncertainty, most in ((energies, energy, 0.002, 0.006), (pressures, pressure, 0.01, 0.035)):
         means = torch.stack(series).mean(0)  # of each replica
         error = float(means.std()) / REPLICAS**0.5
-        assert float(means.mean()) == pytest.approx(expected, abs=4 * error + known)
+        assert float(means.mean()) == pytest.approx(expected, abs=4 * error + uncertainty)
         assert error < most
 
 

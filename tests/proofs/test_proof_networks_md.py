@@ -40,9 +40,9 @@ def test_a_liquid_with_trained_forces_is_the_liquid(stable):
     learned = stable.liquid(NetworkPotential(compile_for_md(network), ["Ar"] * 108), 1, 4000)
     reference = stable.liquid(None, 2, 4000)
     g, series = stable.distribution(learned, 30_000)
-    found = stable.compare(g, stable.distribution(reference, 30_000)[0])
-    assert found["bins"] > 50 and found["mean_error"] < 0.02
-    assert found["within"] >= 0.9 and found["probability"] > 1e-3
+    comparison = stable.compare(g, stable.distribution(reference, 30_000)[0])
+    assert comparison["bins"] > 50 and comparison["mean_error"] < 0.02
+    assert comparison["within"] >= 0.9 and comparison["probability"] > 1e-3
     values = torch.tensor(series.temperature)
     assert float(values.mean()) == pytest.approx(94.4, abs=4 * standard_error(values))
     energies = [stable.constant_energy(x, 10_000) for x in (learned, reference)]

@@ -28,7 +28,7 @@ def reaches(name: str, seed: int) -> None:
     agent = algorithm(p.algorithm)(p.env, seed=seed, level="eager", **options_of(p))
     scores = EvalCallback(every=max(p.steps // 20, 1), episodes=20, threshold=p.threshold)
     agent.learn(p.steps, scores)
-    best = max(found.mean for _, found in scores.evaluations)
+    best = max(evaluation.mean for _, evaluation in scores.evaluations)
     assert best >= p.threshold, f"{name}, seed {seed}: {best:.1f} after {agent.num_timesteps} steps"
 
 
@@ -71,13 +71,13 @@ def test_a_compiled_iteration_equals_plain_python():
 def test_compiled_iterations_equal_plain_python(name):
     """One iteration that learns, from the state after the warm-up."""
     p = PRESETS[name]
-    made = algorithm(p.algorithm)
-    plain = made(p.env, level="eager", **options_of(p))
+    kind = algorithm(p.algorithm)
+    plain = kind(p.env, level="eager", **options_of(p))
     plain.total = p.steps
     plain.prepare()
     while plain.num_timesteps < getattr(plain.config, "learning_starts", 0):
         plain.step()
-    compiled = made(p.env, level="O2", **options_of(p))
+    compiled = kind(p.env, level="O2", **options_of(p))
     compiled.program.load(plain.program.state())
     compiled.num_timesteps, compiled.total = plain.num_timesteps, plain.total
     for agent in (plain, compiled):

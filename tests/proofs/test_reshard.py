@@ -39,7 +39,7 @@ def shape_for(mesh) -> tuple[int, int, int]:
 
 def plain_layouts(mesh) -> list[Layout]:
     """What DTensor can say: several axes on one dim lie in the order of the mesh, the first outermost."""
-    found = []
+    layouts = []
     for placements in product(PLACEMENTS, repeat=len(mesh)):
         outer = {0: 1, 1: 1, 2: 1}
         chosen = {}
@@ -48,13 +48,13 @@ def plain_layouts(mesh) -> list[Layout]:
                 placement = Split(placement.dim, outer[placement.dim])
                 outer[placement.dim] *= mesh[axis]
             chosen[axis] = placement
-        found.append(Layout.of(chosen))
-    return found
+        layouts.append(Layout.of(chosen))
+    return layouts
 
 
 def other_layouts(mesh) -> list[Layout]:
     """Any order of the axes on a dim, and splits inside two or three outer blocks."""
-    found = set()
+    layouts = set()
     for placements in product(PLACEMENTS, repeat=len(mesh)):
         for order, first in product(permutations(mesh), (1, 2, 3)):
             outer = {0: first, 1: 1, 2: 1}
@@ -64,8 +64,8 @@ def other_layouts(mesh) -> list[Layout]:
                 if isinstance(placement, Split):
                     chosen[axis] = Split(placement.dim, outer[placement.dim])
                     outer[placement.dim] *= mesh[axis]
-            found.add(Layout.of(chosen))
-    return sorted(found - set(plain_layouts(mesh)), key=str)
+            layouts.add(Layout.of(chosen))
+    return sorted(layouts - set(plain_layouts(mesh)), key=str)
 
 
 class Executor:
@@ -215,7 +215,7 @@ def run_pairs(mesh, pairs, bytes_of_dtensor=None) -> dict[str, int]:
     shape = shape_for(mesh)
     whole = torch.arange(prod(shape), dtype=torch.float32).view(shape)
     execute = Executor(mesh, shape)
-    found = {"fewer": 0, "equal": 0, "only ours": 0}
+    counts = {"fewer": 0, "equal": 0, "only ours": 0}
     for source, target in pairs:
         steps = reshard(source, target, shape, mesh)
         parts, sent = execute(steps, distribute(whole, source, mesh))
@@ -224,24 +224,24 @@ def run_pairs(mesh, pairs, bytes_of_dtensor=None) -> dict[str, int]:
         if bytes_of_dtensor is not None:
             theirs = bytes_of_dtensor(source, target)
             assert theirs is None or sent <= theirs, f"{source} -> {target}: {sent} bytes, DTensor {theirs}"
-            found["only ours" if theirs is None else "equal" if sent == theirs else "fewer"] += 1
-    return found
+            counts["only ours" if theirs is None else "equal" if sent == theirs else "fewer"] += 1
+    return counts
 
 
 @pytest.mark.parametrize("mesh", SMALL)
 def test_every_pair_is_exact_and_sends_no_more_than_dtensor(mesh, bytes_of_dtensor):
     layouts = plain_layouts(MESHES[mesh])
-    found = run_pairs(MESHES[mesh], pairs_of(layouts, layouts, 625), bytes_of_dtensor)
-    assert sum(found.values()) == min(len(layouts) ** 2, 625)
-    assert (found["fewer"] > 0) == (len(MESHES[mesh]) > 1)
+    counts = run_pairs(MESHES[mesh], pairs_of(layouts, layouts, 625), bytes_of_dtensor)
+    assert sum(counts.values()) == min(len(layouts) ** 2, 625)
+    assert (counts["fewer"] > 0) == (len(MESHES[mesh]) > 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["2x2x2"])
 def test_all_pairs_on_three_axes(mesh, bytes_of_dtensor):
     layouts = plain_layouts(MESHES[mesh])
-    found = run_pairs(MESHES[mesh], list(product(layouts, layouts)), bytes_of_dtensor)
-    assert sum(found.values()) == 125 * 125
+    counts = run_pairs(MESHES[mesh], list(product(layouts, layouts)), bytes_of_dtensor)
+    assert sum(counts.values()) == 125 * 125
 
 
 @pytest.mark.parametrize("mesh", SMALL)

@@ -21,7 +21,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
-def made(plan: str, devices: int, seed: int = 0, cluster: str | None = None) -> tutti.Step:
+def parallelized(plan: str, devices: int, seed: int = 0, cluster: str | None = None) -> tutti.Step:
     model = zoo.llama(4, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return tutti.parallelize(
@@ -36,7 +36,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(("before", "m", "after", "n"), PAIRS)
 def test_any_plan_reads_what_any_other_wrote(before, m, after, n, tmp_path):
-    first, second = made(before, m), made(after, n, seed=1)
+    first, second = parallelized(before, m), parallelized(after, n, seed=1)
     first(zoo.tokens(120))
     checkpoints = tutti.Checkpoints(tmp_path)
     first.save(checkpoints)
@@ -51,7 +51,7 @@ def test_any_plan_reads_what_any_other_wrote(before, m, after, n, tmp_path):
 
 
 def saved_by_all(root: str) -> str:
-    step = made("dp2xtp2", 4, cluster="auto")
+    step = parallelized("dp2xtp2", 4, cluster="auto")
     step(zoo.tokens(120))
     checkpoints = tutti.Checkpoints(root)
     step.save(checkpoints)
@@ -62,10 +62,10 @@ def saved_by_all(root: str) -> str:
 
 
 def read_by_all(folder: str, plan: str) -> tuple[int, int, list[float]]:
-    step = made(plan, 4, seed=int(os.environ["RANK"]), cluster="auto")
+    step = parallelized(plan, 4, seed=int(os.environ["RANK"]), cluster="auto")
     count = step.load(folder)
-    held = sum(x.nbytes for x in step.store.parts[0].values())
-    return count, held, [step(zoo.tokens(120, seed=i)).item() for i in (1, 2)]
+    held_bytes = sum(x.nbytes for x in step.store.parts[0].values())
+    return count, held_bytes, [step(zoo.tokens(120, seed=i)).item() for i in (1, 2)]
 
 
 @pytest.mark.parametrize("plan", [slow("tp4"), slow("zero3"), "pp2xtp2"])
@@ -74,26 +74,26 @@ def test_processes_write_together_and_read_what_they_hold(pool, plan, tmp_path):
     assert len(folders) == 1
     (folder,) = folders
     assert {path.name for path in Path(folder).glob("__*")} == {f"__{rank}_0.distcp" for rank in range(4)}
-    alone = made("single", 1)
+    alone = parallelized("single", 1)
     alone(zoo.tokens(120))
     expected = [alone(zoo.tokens(120, seed=i)).item() for i in (1, 2)]
-    for count, held, losses in pool.run(read_by_all, folder, plan):
-        assert 0 < count <= 1.05 * held
+    for count, held_bytes, losses in pool.run(read_by_all, folder, plan):
+        assert 0 < count <= 1.05 * held_bytes
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_same_plan_goes_on_bit_for_bit(tmp_path):
-    straight, checkpoints = made("dp2xtp2", 4), tutti.Checkpoints(tmp_path)
+    straight, checkpoints = parallelized("dp2xtp2", 4), tutti.Checkpoints(tmp_path)
     straight(zoo.tokens(120))
     straight.save(checkpoints)
     losses = [straight(zoo.tokens(120, seed=i)).item() for i in (1, 2)]
-    again = made("dp2xtp2", 4, seed=1)
+    again = parallelized("dp2xtp2", 4, seed=1)
     again.load(checkpoints.wait())
     assert [again(zoo.tokens(120, seed=i)).item() for i in (1, 2)] == losses
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    step, checkpoints = made("tp2", 2), tutti.Checkpoints(tmp_path)
+    step, checkpoints = parallelized("tp2", 2), tutti.Checkpoints(tmp_path)
     step.save(checkpoints)
     folder = checkpoints.wait()
     model = zoo.llama(2)

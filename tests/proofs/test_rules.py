@@ -92,8 +92,8 @@ NEEDLESS: dict[Any, tuple[str, str]] = {
 
 def needless(target: Any, report: RuleReport) -> list[str]:
     """What a rule forbids without a reason that is known."""
-    known = NEEDLESS.get(target, ("", ""))[0]
-    return [what for what in report.needlessly_forbidden if not re.fullmatch(known, what)]
+    pattern = NEEDLESS.get(target, ("", ""))[0]
+    return [what for what in report.needlessly_forbidden if not re.fullmatch(pattern, what)]
 
 
 def is_pointwise(target: Any) -> bool:
@@ -134,15 +134,15 @@ def proven() -> dict[Any, RuleReport]:
 @pytest.fixture(scope="module")
 def operators() -> Callable[[str], list]:
     """The operators of a model's step (forward, backward and update with AdamW and clipping), one for each call."""
-    known: dict[str, list] = {}
+    by_model: dict[str, list] = {}
 
     def of(model_name: str) -> list:
-        if model_name not in known:
+        if model_name not in by_model:
             model, batch, loss = models.case(model_name)
             update = torch.optim.AdamW(model.parameters())
             graph = tutti.capture(model, batch, update, loss=loss, clip_norm=1.0)
-            known[model_name] = [n.target for n in graph.calls if isinstance(n.target, torch._ops.OpOverload)]
-        return known[model_name]
+            by_model[model_name] = [n.target for n in graph.calls if isinstance(n.target, torch._ops.OpOverload)]
+        return by_model[model_name]
 
     return of
 
@@ -196,9 +196,9 @@ def test_parts_give_the_whole(target, examples, proven):
 
 @pytest.mark.parametrize("model_name", models.MODELS)
 def test_every_operator_of_every_model_is_proven(model_name, operators):
-    found = set(operators(model_name))
-    assert {name(t) for t in found if t not in RULES and not is_pointwise(t)} == set(), "there is no rule"
-    assert {name(t) for t in found if t not in SAMPLES} == set(), "there are no samples"
+    targets = set(operators(model_name))
+    assert {name(t) for t in targets if t not in RULES and not is_pointwise(t)} == set(), "there is no rule"
+    assert {name(t) for t in targets if t not in SAMPLES} == set(), "there are no samples"
 
 
 def family(target: Any) -> str:
@@ -228,7 +228,7 @@ def written(rows: dict[Any, tuple], counts: list[tuple], summary: str) -> dict[s
     """The pages of rows of operators. counts: of operators, by model."""
     own = {page: sorted(row for t, row in rows.items() if family(t) == page) for page in PAGES}
     listed = [(f"[{title}](rules/{page}.md)", len(own[page])) for page, (title, _) in PAGES.items()]
-    made = {
+    contents = {
         "rules.md": [
             "# Operators that can be split\n",
             f"{NOTE}\n",
@@ -244,8 +244,8 @@ def written(rows: dict[Any, tuple], counts: list[tuple], summary: str) -> dict[s
     }
     for page, (title, _) in PAGES.items():
         head = f"# {title}\n", f"{NOTE} [Operators that can be split](../rules.md) explains the table.\n"
-        made[f"rules/{page}.md"] = [*head, *_table(COLUMNS, own[page]), ""]
-    return {path: "\n".join(lines) for path, lines in made.items()}
+        contents[f"rules/{page}.md"] = [*head, *_table(COLUMNS, own[page]), ""]
+    return {path: "\n".join(lines) for path, lines in contents.items()}
 
 
 def _line(target: Any, report: RuleReport) -> str:
@@ -299,10 +299,10 @@ def test_the_pages_show_what_was_proven():
         ),
         aten.scalar_tensor.default: RuleReport(samples=1),
     }
-    made = pages(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
-    assert "| `aten.mm` |" in made["rules/products.md"] and "| `aten.mm` |" not in made["rules/reductions.md"]
-    assert "| [Products and linear algebra](rules/products.md) | 1 |" in made["rules.md"]
-    text = "".join(made.values())
+    texts = pages(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
+    assert "| `aten.mm` |" in texts["rules/products.md"] and "| `aten.mm` |" not in texts["rules/reductions.md"]
+    assert "| [Products and linear algebra](rules/products.md) | 1 |" in texts["rules.md"]
+    text = "".join(texts.values())
     assert "| `aten.sum` | by its arguments, as `a:sum b:sum -> \\| ~0` |  | 0 |" in text
     assert "5 operators have a rule, 1 of them with a local computation for split factors" in text
     assert "6 random calls were split in 1,041 ways" in text and " 2 forbidden splits were tried" in text

@@ -101,8 +101,10 @@ def prompts() -> list[list[int]]:
 
 
 def expected(model: Any) -> list[list[int]]:
-    made = [model.generate(torch.tensor([x]), do_sample=False, max_new_tokens=10, pad_token_id=0) for x in prompts()]
-    return [x[0, n:].tolist() for x, n in zip(made, LENGTHS, strict=True)]
+    generated = [
+        model.generate(torch.tensor([x]), do_sample=False, max_new_tokens=10, pad_token_id=0) for x in prompts()
+    ]
+    return [x[0, n:].tolist() for x, n in zip(generated, LENGTHS, strict=True)]
 
 
 def served(model: Any, **options: Any) -> list[Output]:

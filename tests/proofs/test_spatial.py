@@ -133,29 +133,29 @@ class Live(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: set[int] = set()
+        self.storages: set[int] = set()
         self.now = self.peak = 0
 
     def hold(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key not in self.known:
-            self.known.add(key)
+        if key not in self.storages:
+            self.storages.add(key)
             weakref.finalize(storage, self.drop, key, size)
             self.now += size
             self.peak = max(self.peak, self.now)
         return x
 
     def drop(self, key: int, size: int) -> None:
-        self.known.remove(key)
+        self.storages.remove(key)
         self.now -= size
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for x in made if isinstance(made, tuple | list) else [made]:
+        output = func(*args, **(kwargs or {}))
+        for x in output if isinstance(output, tuple | list) else [output]:
             if isinstance(x, torch.Tensor):
                 self.hold(x)
-        return made
+        return output
 
 
 class Measuring:
@@ -189,8 +189,8 @@ def lockstep(runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]], mesh
                 results.append(stop.value)
         if requests:
             answers = exchange(requests, mesh)
-            for held, answer in zip(received, answers, strict=True):
-                held.append(answer.clone())
+            for inbox, answer in zip(received, answers, strict=True):
+                inbox.append(answer.clone())
     return results, received
 
 

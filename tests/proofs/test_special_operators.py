@@ -227,11 +227,11 @@ def assert_trains(name: str, step: tutti.Step, batch: dict, expected: tuple[list
     assert [step(batch).item() for _ in range(STEPS)] == pytest.approx(
         expected[0], rel=tolerance, abs=tolerance * max(map(abs, expected[0]))
     )
-    found, tensors = step.training_state(), expected[1]
+    state, tensors = step.training_state(), expected[1]
     largest = max(x.double().norm() for x in tensors.values())
     for key, x in tensors.items():
         scale = max(x.double().norm(), 1e-2 * largest)
-        assert (found[key].double() - x.double()).norm() <= tolerance * scale, f"{key} of {name} under {step.plan.name}"
+        assert (state[key].double() - x.double()).norm() <= tolerance * scale, f"{key} of {name} under {step.plan.name}"
 
 
 @pytest.mark.filterwarnings("ignore:.*(in beta|zero-element tensors)")

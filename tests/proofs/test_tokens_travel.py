@@ -28,22 +28,22 @@ def routing() -> list[torch.Tensor]:
     """The experts of each token, (sequences, tokens, k), for each layer on one device."""
     torch.manual_seed(0)
     model, x = Layers(None), torch.randn(BATCH, LENGTH, WIDTH)
-    found: list[torch.Tensor] = []
+    indices: list[torch.Tensor] = []
     for layer in model.layers:
-        layer.router.register_forward_hook(lambda module, given, made: found.append(made.index))
+        layer.router.register_forward_hook(lambda module, inputs, output: indices.append(output.index))
     model(x)
-    return found
+    return indices
 
 
 def traveling() -> torch.Tensor:
     """(layers, from, to): tokens of one rank with an expert of another."""
-    found = torch.zeros(LAYERS, RANKS, RANKS, dtype=torch.int64)
+    counts = torch.zeros(LAYERS, RANKS, RANKS, dtype=torch.int64)
     for i, index in enumerate(routing()):
         for token, chosen in enumerate(index.flatten(0, 1).tolist()):
             home = token // (BATCH * LENGTH // RANKS)
             for there in {e // (EXPERTS // RANKS) for e in chosen} - {home}:
-                found[i, home, there] += 1
-    return found
+                counts[i, home, there] += 1
+    return counts
 
 
 def expected() -> list[int]:
@@ -73,9 +73,9 @@ def test_virtual_ranks_send_the_tokens_that_travel():
 def messages() -> int:
     """The bytes of this process's messages in a step."""
     step, batch = parallelized(None, "ep4", "auto")
-    with patch.object(dist, "P2POp", wraps=dist.P2POp) as made:
+    with patch.object(dist, "P2POp", wraps=dist.P2POp) as p2p_op:
         step(batch)
-    return sum(call.args[1].nbytes for call in made.call_args_list if call.args[0] is dist.isend)
+    return sum(call.args[1].nbytes for call in p2p_op.call_args_list if call.args[0] is dist.isend)
 
 
 def test_processes_send_the_tokens_that_travel(pool):
@@ -84,9 +84,9 @@ def test_processes_send_the_tokens_that_travel(pool):
 
 def test_processes_give_the_numbers_of_one_device(pool):
     wanted, gradients, state = experts.trained(None, "single", "cpu:1")
-    for loss, found, after in pool.run(experts.trained, None, "ep4", "auto"):
+    for loss, own_gradients, after in pool.run(experts.trained, None, "ep4", "auto"):
         assert abs(loss - wanted) <= 1e-5 * abs(wanted)
-        for ours, theirs in ((found, gradients), (after, state)):
+        for ours, theirs in ((own_gradients, gradients), (after, state)):
             assert all((ours[n] - t).norm() <= 1e-5 * t.norm() for n, t in theirs.items())
 
 

@@ -40,8 +40,8 @@ def plain(step: tutti.Step) -> tuple[list[int], list[float]]:
     model = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()
     model.load_state_dict(step.state_dict())
     (output,) = Engine(model, plan="single", blocks=16).generate([Request(PROMPT, SAMPLING)])
-    made = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=6, pad_token_id=0)
-    assert output.tokens == made[0, len(PROMPT) :].tolist()
+    generated = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=6, pad_token_id=0)
+    assert output.tokens == generated[0, len(PROMPT) :].tolist()
     return output.tokens, logprobs(output)
 
 
@@ -94,10 +94,10 @@ def test_from_a_checkpoint_on_processes(pool, tmp_path, trained, expected):
     checkpoints = tutti.Checkpoints(tmp_path)
     step.save(checkpoints, fill=_config)
     checkpoints.wait()
-    found = pool.run(_rank, str(checkpoints.latest()))
+    per_rank = pool.run(_rank, str(checkpoints.latest()))
     total = sum(p.numel() * 4 for p in step.model.parameters())
-    for theirs, told, count in found:
-        assert theirs == tokens and told == pytest.approx(numbers, abs=1e-4)
+    for theirs, their_numbers, count in per_rank:
+        assert theirs == tokens and their_numbers == pytest.approx(numbers, abs=1e-4)
         assert count < 0.6 * total  # each process reads its parts, and what all have
 
 

@@ -24,17 +24,17 @@ SIZES = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "nu
 
 def text(rows):
     source = b"".join(x.read_bytes() for x in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py")))
-    found = np.frombuffer(source, np.uint8).astype(np.int64)
-    starts = np.random.default_rng(0).permutation(len(found) // SEQ)[:rows] * SEQ
-    return torch.from_numpy(found[starts[:, None] + np.arange(SEQ)])
+    ids = np.frombuffer(source, np.uint8).astype(np.int64)
+    starts = np.random.default_rng(0).permutation(len(ids) // SEQ)[:rows] * SEQ
+    return torch.from_numpy(ids[starts[:, None] + np.arange(SEQ)])
 
 
 def digits(rows):
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    order = np.random.default_rng(0).permutation(len(found.images))[:rows]
-    return torch.tensor(found.images[order], dtype=torch.float32)[:, None] / 8 - 1, found.target[order]
+    dataset = load_digits()
+    order = np.random.default_rng(0).permutation(len(dataset.images))[:rows]
+    return torch.tensor(dataset.images[order], dtype=torch.float32)[:, None] / 8 - 1, dataset.target[order]
 
 
 def causal(rows):
@@ -42,11 +42,11 @@ def causal(rows):
 
 
 def masked(rows):
-    made, draw = [], torch.Generator().manual_seed(0)
+    examples, draw = [], torch.Generator().manual_seed(0)
     for x in text(rows):
         chosen = torch.rand(SEQ, generator=draw) < 0.15
-        made.append({"input_ids": x.masked_fill(chosen, 256), "labels": x.masked_fill(~chosen, -100)})
-    return made
+        examples.append({"input_ids": x.masked_fill(chosen, 256), "labels": x.masked_fill(~chosen, -100)})
+    return examples
 
 
 def spans(rows):
@@ -67,8 +67,8 @@ def captioned(rows):
 
 def pairs(features):
     """A collator for CLIP."""
-    made = {key: torch.stack([x[key] for x in features]) for key in ("pixel_values", "input_ids")}
-    return made | {"return_loss": True}
+    batch = {key: torch.stack([x[key] for x in features]) for key in ("pixel_values", "input_ids")}
+    return batch | {"return_loss": True}
 
 
 def pictures(rows):
@@ -147,15 +147,15 @@ def trained(name):
                             data_collator=pairs if name == "clip" else None)  # fmt: skip
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    told = trainer.evaluate().get("eval_loss", np.mean(losses[-10:]))
-    return losses, told, trainer.step.plan.name
+    eval_loss = trainer.evaluate().get("eval_loss", np.mean(losses[-10:]))
+    return losses, eval_loss, trainer.step.plan.name
 
 
 @pytest.fixture(scope="module")
 def pool():
-    made = Pool(2)
-    yield made
-    made.close()
+    pool = Pool(2)
+    yield pool
+    pool.close()
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_the_vocabulary_of_gpt2(plan, devices):
 
 @pytest.mark.parametrize(("plan", "devices", "share"), [slow("zero1", 7, "optimizer"), ("zero3", 7, "all")])
 def test_zero_keeps_the_rounded_up_share(plan, devices, share):
-    """Of every dim that is split, each rank has floor or ceil(n / devices) entries; the parts make up the tensor."""
+    """Each rank has, of every dim that is split, floor or ceil(n / devices) entries; the parts make up the tensor."""
     program = lifted(plan, devices, SMALL).program
     split = {}
     for name, (layout, spec) in program.inputs.items():

@@ -138,15 +138,15 @@ def test_targets_of_an_agent_end_with_its_own_end(how, monkeypatch):
 def poisoned(chunk):
     """The chunk with other observations, actions and rewards in rows that do not count."""
     off = ~chunk["valid"]
-    found = dict(chunk)
-    found["action"] = torch.where(off, 1 - chunk["action"], chunk["action"])
-    found["reward"] = torch.where(off, 50.0, chunk["reward"])
+    altered = dict(chunk)
+    altered["action"] = torch.where(off, 1 - chunk["action"], chunk["action"])
+    altered["reward"] = torch.where(off, 50.0, chunk["reward"])
     for name in ("obs", "last"):
         wide = off.unsqueeze(-1).expand_as(chunk[name]) & (name == "obs")
-        found[name] = torch.where(wide, 3.0, chunk[name])
+        altered[name] = torch.where(wide, 3.0, chunk[name])
     if "log_prob" in chunk:
-        found["log_prob"] = torch.where(off, -3.0, chunk["log_prob"])
-    return found
+        altered["log_prob"] = torch.where(off, -3.0, chunk["log_prob"])
+    return altered
 
 
 @pytest.mark.parametrize("name", ["IPPO", "PPO", "A2C", "TRPO", "IMPALA", "RND"])
@@ -291,7 +291,7 @@ class Counting(gymnasium.Env):
 
 
 class Foreign(SyncVectorEnv):
-    """Of a class that nobody knows, which spends a step on each reset."""
+    """A vector environment of an unknown class, which spends a step on each reset."""
 
     def reset(self, *, seed=None, options=None):
         assert not options
@@ -316,8 +316,8 @@ def test_the_default_vector_environments_of_gymnasium_are_taken():
     env = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
     agent = PPO("MlpPolicy", env, n_steps=16, batch_size=32, n_epochs=1, level="eager").learn(128)
     assert agent.n_envs == 2 and agent.episodes
-    for made in (gymnasium.make_vec("Acrobot-v1", 2), gymnasium.make_vec("CartPole-v1", 2)):
-        assert not PPO(made, n_steps=16, batch_size=32, level="eager").env.gaps
+    for envs in (gymnasium.make_vec("Acrobot-v1", 2), gymnasium.make_vec("CartPole-v1", 2)):
+        assert not PPO(envs, n_steps=16, batch_size=32, level="eager").env.gaps
 
 
 def test_rows_of_resets_are_marked_and_teach_nothing():

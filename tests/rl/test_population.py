@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rl_cases import CASES as ALL
-from rl_cases import given, made, steps
+from rl_cases import agent_of, steps, with_expert
 from tutti.rl import PPO
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.core.program import leaves
@@ -54,7 +54,7 @@ QUICK = ("CrossQ", "IQL", "MBPO", "TD3BC")
 def check_each_option(name):
     """All options that may differ, at once: members are what agents alone become."""
     kind = algorithm(name)
-    probe = made(name)
+    probe = agent_of(name)
     free = [x for x in variable(kind) if x not in probe.constants]
     if not isinstance(probe.distribution, Box):
         free = [x for x in free if x != "noise"]
@@ -63,9 +63,9 @@ def check_each_option(name):
     values |= {x: FIRST[x] for x, v in value.items() if v is None and x in FIRST}
     env, own = ALL[name]
     rest = {x: v for x, v in own.items() if x not in values}
-    population = Population(name, env, [0, 0], level="eager", **rest, **values, **given(name)).learn(steps(name))
+    population = Population(name, env, [0, 0], level="eager", **rest, **values, **with_expert(name)).learn(steps(name))
     for i in range(2):
-        alone = made(name, **{x: v[i] for x, v in values.items()}).learn(steps(name))
+        alone = agent_of(name, **{x: v[i] for x, v in values.items()}).learn(steps(name))
         one, two = leaves(population.agent(i, "eager").program.state()), leaves(alone.program.state())
         for key in one.keys() - {"key"}:
             torch.testing.assert_close(one[key], two[key], rtol=2e-3, atol=2e-4, msg=lambda m, key=key: f"{key}: {m}")

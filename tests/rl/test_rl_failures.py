@@ -62,32 +62,32 @@ def failing(placement: str, where: int, what: str) -> str:
      ("actors", 0, "actor"), ("server", 2, "learner")],
 )  # fmt: skip
 def test_all_processes_end_with_the_error_of_one(pool, placement, where, what):
-    found = pool.run(failing, placement, where, what)
+    errors = pool.run(failing, placement, where, what)
     own = f"ZeroDivisionError: the {what} fails"
-    assert found[where] == own
-    told = f"Failed: process {where} has failed: {own}"
-    assert all(text == told for i, text in enumerate(found) if i != where), found
+    assert errors[where] == own
+    message = f"Failed: process {where} has failed: {own}"
+    assert all(text == message for i, text in enumerate(errors) if i != where), errors
 
 
 def exchanged() -> list:
     x = {"a": torch.arange(3) + process(), "b": {"c": torch.tensor([True]), "d": torch.tensor(0.5)}}
-    found = [y["a"].tolist() for y in gather([x])]
+    gathered = [y["a"].tolist() for y in gather([x])]
     if process() == 3:
         send_error(ValueError("a text"), x, 0, 7)
     if process() == 1:
         send(x, 0, 5)
     if process() == 0:
         y = receive(x, 1, 5)
-        found += [y["a"].tolist(), y["b"]["c"].tolist(), y["b"]["d"].item()]
+        gathered += [y["a"].tolist(), y["b"]["c"].tolist(), y["b"]["d"].item()]
         with pytest.raises(Failed, match="process 3 has failed: ValueError: a text"):
             receive(x, 3, 7)
-    return found
+    return gathered
 
 
 def test_messages_keep_shapes_and_values(pool):
-    found = pool.run(exchanged)
+    per_process = pool.run(exchanged)
     gathered = [[i, i + 1, i + 2] for i in range(4)]
-    assert found == [[*gathered, [1, 2, 3], [True], 0.5], [], [], []]
+    assert per_process == [[*gathered, [1, 2, 3], [True], 0.5], [], [], []]
 
 
 @pytest.mark.parametrize("placement", ["learners", "actors", "async", "server"])
@@ -110,20 +110,20 @@ def test_a_run_continues_from_its_last_state(tmp_path, placement):
 
 
 def test_a_report_that_was_not_complete_is_made_after_the_restart(tmp_path):
-    told = []
+    reported = []
 
     def tell(agent):
-        told.append(agent.num_timesteps)
-        if len(told) == 2:
+        reported.append(agent.num_timesteps)
+        if len(reported) == 2:
             raise KeyboardInterrupt
 
-    def placed() -> Placed:
+    def placed_agent() -> Placed:
         return Placed("PPO", "CartPole-v1", "actors", 2, level="eager", **OPTIONS)
 
     with pytest.raises(KeyboardInterrupt):
-        job.train(placed(), 192, [64], tmp_path, [tell])
-    job.train(placed(), 192, [64], tmp_path, [tell])
-    assert told == [64, 128, 128, 192]
+        job.train(placed_agent(), 192, [64], tmp_path, [tell])
+    job.train(placed_agent(), 192, [64], tmp_path, [tell])
+    assert reported == [64, 128, 128, 192]
 
 
 def test_a_run_ends_where_ranks_cannot_share_its_steps_equally(tmp_path):
@@ -134,14 +134,14 @@ def test_a_run_ends_where_ranks_cannot_share_its_steps_equally(tmp_path):
 
 @pytest.mark.parametrize("placement", ["actors", "learners"])
 def test_environments_of_the_host_do_not_begin_again_with_their_first_episodes(tmp_path, placement):
-    def made() -> Placed:
+    def placed_agent() -> Placed:
         return Placed("PPO", "gymnasium:CartPole-v1", placement, 2, level="eager", **OPTIONS)
 
     def hosts(placed: Placed) -> list:
         return [agent.host for agent in (*(actor.agent for actor in placed.actors), *placed.learners)]
 
-    job.train(made(), 64, [64], tmp_path, [])
-    fresh, continued = made(), made()
+    job.train(placed_agent(), 64, [64], tmp_path, [])
+    fresh, continued = placed_agent(), placed_agent()
     job.resume(continued, tmp_path)
     for one, two in zip(hosts(fresh), hosts(continued), strict=True):
         assert two.steps == 8 and not torch.equal(one.seen["obs"], two.seen["obs"])
@@ -210,8 +210,8 @@ def test_a_killed_actor_loses_nothing_that_was_reported(tmp_path, placement):
     assert done == list(range(512, 6145, 512)), "each interval is reported, and none twice with other numbers"
     if placement != "async":
         other = command(config, whole, placement)
-        told, errors = other.communicate(timeout=240)
+        printed, errors = other.communicate(timeout=240)
         assert other.returncode == 0, errors
-        assert set(first) | set(then) == set(reports(told))
+        assert set(first) | set(then) == set(reports(printed))
         one, two = (load_file(folder / "agent.safetensors") for folder in (whole, killed))
         assert one.keys() == two.keys() and all(torch.equal(x, two[name]) for name, x in one.items())

@@ -148,11 +148,11 @@ class Unsaved(Pure):
 
 
 def test_keys_and_episodes_go_on_after_a_load_where_environments_cannot_be_saved(tmp_path):
-    made = lambda: Unsaved(make("CartPole-v1"), 2)  # noqa: E731
-    agent = learning(made())
+    unsaved = lambda: Unsaved(make("CartPole-v1"), 2)  # noqa: E731
+    agent = learning(unsaved())
     first = agent.host.seen["obs"].clone()
     agent.learn(64)
-    again = PPO.load(agent.save(tmp_path / "agent"), made(), level="eager")
+    again = PPO.load(agent.save(tmp_path / "agent"), unsaved(), level="eager")
     assert again.host.steps == agent.host.steps == 32
     assert not torch.equal(again.host.seen["obs"], first) and again.host.length.tolist() == [0, 0]
     again.learn(32)

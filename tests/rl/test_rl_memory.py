@@ -11,13 +11,13 @@ TORCH = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
 
 
 def references(cell, inputs):
-    made = TORCH[cell.kind](inputs, cell.width)
+    reference = TORCH[cell.kind](inputs, cell.width)
     with torch.no_grad():
-        made.weight_ih.copy_(cell.inputs.weight)
-        made.weight_hh.copy_(cell.hidden.weight)
-        made.bias_ih.copy_(cell.inputs.bias)
-        made.bias_hh.copy_(cell.hidden.bias)
-    return made
+        reference.weight_ih.copy_(cell.inputs.weight)
+        reference.weight_hh.copy_(cell.hidden.weight)
+        reference.bias_ih.copy_(cell.inputs.bias)
+        reference.bias_hh.copy_(cell.hidden.bias)
+    return reference
 
 
 def loop(reference, x, state, first):
@@ -42,13 +42,13 @@ def test_sequences_and_their_gradients(kind):
     x, first = torch.randn(6, 5, 3), torch.rand(6, 5) < 0.3
     state, weight = torch.randn(5, cell.state_width), torch.randn(6, 5, cell.state_width)
     names = ("inputs.weight", "hidden.weight", "inputs.bias", "hidden.bias")
-    given = {name: p.detach() for name, p in cell.named_parameters()}
+    weights = {name: p.detach() for name, p in cell.named_parameters()}
 
     def loss(parameters, x, state):
         states = torch.func.functional_call(cell, parameters, (x, state, first))
         return (states * weight).sum(), states
 
-    (slopes, of_x, of_state), states = torch.func.grad(loss, (0, 1, 2), has_aux=True)(given, x, state)
+    (slopes, of_x, of_state), states = torch.func.grad(loss, (0, 1, 2), has_aux=True)(weights, x, state)
     x.requires_grad_()
     state.requires_grad_()
     expected = loop(reference, x, state, first)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from rl_cases import CASES, made, steps
+from rl_cases import CASES, agent_of, steps
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.core import keys
 from tutti.rl.core.program import leaves
@@ -26,14 +26,14 @@ OTHERS = {"precision": ["bfloat16"], "activation": ["elu"],
 
 def outcome(name, env="", **options):
     """All that some iterations of an algorithm leave, and its actions, as tensors by name."""
-    agent = made(name, env, **options).learn(steps(name))
+    agent = agent_of(name, env, **options).learn(steps(name))
     state = leaves(agent.program.state())
-    found = {k: x for k, x in state.items() if k.startswith(("learner", "replay")) and "_norm." not in k}
+    tensors = {k: x for k, x in state.items() if k.startswith(("learner", "replay")) and "_norm." not in k}
     _, obs = agent.env.reset(keys.make(0), 16)
     for best in (True, False):
         action, _ = agent.predict(pytree.tree_map(lambda x: x.numpy(), obs), deterministic=best)
-        found[f"action{best}"] = torch.from_numpy(np.asarray(action))
-    return found
+        tensors[f"action{best}"] = torch.from_numpy(np.asarray(action))
+    return tensors
 
 
 def others(name, value):
@@ -59,12 +59,12 @@ def without_effect(name):
     """The options of an algorithm that change nothing and are not refused."""
     kind, base = algorithm(name), outcome(name)
     config = {**{f.name: f.default for f in fields(kind.Config)}, **CASES[name][1]}
-    found = []
+    unused = []
     for option, value in config.items():
         if option == "hindsight" and option not in kind.unused:  # for environments with goals
             goals = "BitFlip" if CASES[name][0] == "CartPole-v1" else "Reach"
             one, two = (outcome(name, goals, hindsight=later, n_step=1) for later in (0, 1))
-            found += [] if differ(one, two) else [option]
+            unused += [] if differ(one, two) else [option]
             continue
         for other in others(option, value):
             try:
@@ -76,8 +76,8 @@ def without_effect(name):
             if effect:
                 break
         else:
-            found.append(option)
-    return found
+            unused.append(option)
+    return unused
 
 
 def test_all_algorithms_have_a_case():

@@ -7,7 +7,7 @@ import torch
 
 from gloo import Pool
 from rl_cases import CASES as ALL
-from rl_cases import given
+from rl_cases import with_expert
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.algorithms.families.offline import Offline
 from tutti.rl.core.agent import Agent
@@ -76,7 +76,7 @@ def test_all_learners_have_equal_weights(name, more):
 
 def check_equal_learners(name):
     env, options = ALL[name]
-    placed = Placed(name, env, "learners", 2, level="eager", **options, **given(name)).learn(256)
+    placed = Placed(name, env, "learners", 2, level="eager", **options, **with_expert(name)).learn(256)
     one, two = (leaves(agent.program.state()["learner"]) for agent in placed.learners)
     assert [k for k in one if "return" not in k and not torch.equal(one[k], two[k])] == []
 
@@ -110,8 +110,8 @@ def test_actors_give_the_learner_what_all_have_done():
 def test_placements_that_do_not_wait_learn(pool, placement):
     """Chunks come in any order. Weights move, and stay finite; all steps are learned from."""
     first = learned("PPO", placement, 4, steps=64)
-    for found in (learned("PPO", placement, 4), pool.run(learned, "PPO", placement, 4)[0]):
-        assert torch.isfinite(found["weights"]).all() and not torch.equal(found["weights"], first["weights"])
+    for state in (learned("PPO", placement, 4), pool.run(learned, "PPO", placement, 4)[0]):
+        assert torch.isfinite(state["weights"]).all() and not torch.equal(state["weights"], first["weights"])
 
 
 def test_worker_processes_step_environments_alike():
@@ -128,8 +128,8 @@ def test_a_mean_is_that_of_all_ranks():
     def work(rank):
         return mean_of_ranks(torch.tensor([float(rank), 1.0]))
 
-    for found in Ranks(4).run(work):
-        assert found.tolist() == [1.5, 1.0]
+    for mean in Ranks(4).run(work):
+        assert mean.tolist() == [1.5, 1.0]
     assert mean_of_ranks(torch.tensor(3.0)) == 3
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_placed():
 
 def test_rounds_of_an_offline_algorithm_are_counted_in_updates():
     env, options = ALL["BC"]
-    placed = Placed("BC", env, level="eager", **{**options, "gradient_steps": 4}, **given("BC"))
+    placed = Placed("BC", env, level="eager", **{**options, "gradient_steps": 4}, **with_expert("BC"))
     for updates in (12, 24):
         placed.learn(10)  # up to the end of an iteration
         assert placed.num_timesteps == placed.agent.num_timesteps == int(placed.agent.program.state()["steps"])
@@ -171,16 +171,16 @@ def test_episodes_of_learners_are_reported_once():
 
 
 def test_metrics_of_learners_are_means_over_all_ranks(monkeypatch):
-    made, real = [], Agent._note
+    per_learner, real = [], Agent._note
 
     def note(agent, metrics, start):
         real(agent, metrics, start)
-        made.append(agent.metrics)
+        per_learner.append(agent.metrics)
 
     monkeypatch.setattr(Agent, "_note", note)
     placed = Placed("PPO", "CartPole-v1", "learners", 2, n_envs=4, n_steps=8, batch_size=16, n_epochs=1, hidden=(8,),
                     level="eager").learn(32)  # fmt: skip
-    one, two = made
+    one, two = per_learner
     assert one["value_loss"] != two["value_loss"] and placed.agent.metrics.keys() == one.keys()
     for name, x in placed.agent.metrics.items():
         scale = 1 if name == "steps_per_second" else 2

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import tutti.rl
-from rl_cases import CASES, expert, given
+from rl_cases import CASES, expert, with_expert
 from tutti.rl import A2C, DQN, PPO, SAC, Agent, CheckpointCallback, EvalCallback, adapt, sb3
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.core import files
@@ -29,7 +29,7 @@ REPLAYED = {"learning_starts": 16, "batch_size": 8, "buffer_size": 64, "level": 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_policy_comes_first(name):
     env, options = CASES[name]
-    kind, more = algorithm(name), given(name)
+    kind, more = algorithm(name), with_expert(name)
     ways = [
         kind("MlpPolicy", env, level="eager", **options, **more),
         kind(policy="MlpPolicy", env=env, level="eager", **options, **more),
@@ -71,8 +71,8 @@ def test_networks_of_policy_kwargs():
     assert agent.config.hidden == (24, 8) and agent.config.activation == "relu"
     assert PPO("CartPole-v1", policy_kwargs={"net_arch": {"pi": [8], "vf": [8]}}, level="eager").config.hidden == (8,)
     assert SAC("Pendulum-v1", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}, level="eager").config.hidden == (8,)
-    made = PPO("Pendulum-v1", policy_kwargs={"log_std_init": -1.0}, level="eager")
-    assert float(made.net.module.log_std[0].detach()) == -1.0
+    pendulum = PPO("Pendulum-v1", policy_kwargs={"log_std_init": -1.0}, level="eager")
+    assert float(pendulum.net.module.log_std[0].detach()) == -1.0
     for wrong, message in (
         ({"net_arch": {"pi": [8], "vf": [4]}}, "layers of the same widths"),
         ({"net_arch": "x"}, "widths of layers"),
@@ -136,7 +136,7 @@ def test_an_lstm_is_that_of_recurrent_ppo():
 
 @pytest.mark.parametrize("name", ["PPO", "DQN", "SAC", "BC"])
 def test_numbers_of_steps(name):
-    agent = algorithm(name)(CASES[name][0], level="eager", **CASES[name][1], **given(name))
+    agent = algorithm(name)(CASES[name][0], level="eager", **CASES[name][1], **with_expert(name))
     for wrong in (-5, 0.5, float("nan"), "many", True):
         with pytest.raises(ValueError, match=r"total_timesteps is .*; it must be a whole number from 0 on"):
             agent.learn(wrong)

@@ -16,7 +16,7 @@ from tutti.science.em import shown
 from tutti.science.em.shown import Brief, brief
 
 
-@pytest.mark.parametrize("value, told", [
+@pytest.mark.parametrize("value, text", [
     (torch.zeros(100, 3), "float32 (100, 3) from 0 to 0"),
     (torch.tensor([[1.5, torch.nan], [-2.0, torch.inf]]), "float32 (2, 2) from -2 to 1.5"),
     (torch.tensor([3 + 4j] * 5), "complex64 (5,) magnitudes from 5 to 5"),
@@ -31,8 +31,8 @@ from tutti.science.em.shown import Brief, brief
     ({"a": {"b": torch.zeros(9)}}, "{a: {b: float32 (9,) from 0 to 0}}"),
     ("fr4", "'fr4'"),
 ])  # fmt: skip
-def test_values(value, told):
-    assert brief(value) == told
+def test_values(value, text):
+    assert brief(value) == text
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,12 +52,12 @@ def test_dataclasses():
 
 
 def test_examples():
-    found = doctest.testmod(shown)
-    assert found.attempted and not found.failed
+    results = doctest.testmod(shown)
+    assert results.attempted and not results.failed
 
 
 @pytest.mark.parametrize("name", ["cad", "fdtd", "mt", "pinn", "surrogate"])
 def test_help_lists_what_a_package_exports(name):
     package = importlib.import_module(f"tutti.science.em.{name}")
-    told = plain(render_doc(package))
-    assert package.__all__ and all(f"class {x}" in told or f"{x}(" in told or f"{x} =" in told for x in package.__all__)
+    text = plain(render_doc(package))
+    assert package.__all__ and all(f"class {x}" in text or f"{x}(" in text or f"{x} =" in text for x in package.__all__)

@@ -11,13 +11,13 @@ from tutti.serve.bench import Arrival, Measured, poisson, report, table, trace
 
 
 def test_poisson_arrivals():
-    made = poisson(4000, 5.0, (3, 9), (2, 4), seed=0)
-    gaps = [b.at - a.at for a, b in itertools.pairwise(made)]
+    arrivals = poisson(4000, 5.0, (3, 9), (2, 4), seed=0)
+    gaps = [b.at - a.at for a, b in itertools.pairwise(arrivals)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(0.2, rel=0.05)
     assert (sum((x - mean) ** 2 for x in gaps) / len(gaps)) ** 0.5 == pytest.approx(0.2, rel=0.07)
-    assert {x.prompt for x in made} == set(range(3, 10)) and {x.tokens for x in made} == {2, 3, 4}
-    assert made == poisson(4000, 5.0, (3, 9), (2, 4), seed=0)
+    assert {x.prompt for x in arrivals} == set(range(3, 10)) and {x.tokens for x in arrivals} == {2, 3, 4}
+    assert arrivals == poisson(4000, 5.0, (3, 9), (2, 4), seed=0)
     assert all(x.at == 0 for x in poisson(5, 0, (1, 1), (1, 1), 0))
 
 
@@ -29,12 +29,12 @@ def test_report():
         Measured(arrivals[2], 429, "full"),
         Measured(arrivals[3], 200, "cut off", [2.1], 1, 2.1),
     ]
-    found = report(measured, ttft=0.1, tpot=0.05)
-    assert found.statuses == {"200": 2, "429": 1, "broken": 1} and found.answered == 2
-    assert found.seconds == pytest.approx(1.54) and found.throughput == pytest.approx(6 / 1.54)
-    assert found.goodput == pytest.approx(1 / 1.54)  # the second took too long to begin
-    assert found.ttft["p50"] == pytest.approx(0.275) and found.tpot["mean"] == pytest.approx(0.02)
-    assert "2 of 4 answered" in table(found, 0.1, 0.05)
+    summary = report(measured, ttft=0.1, tpot=0.05)
+    assert summary.statuses == {"200": 2, "429": 1, "broken": 1} and summary.answered == 2
+    assert summary.seconds == pytest.approx(1.54) and summary.throughput == pytest.approx(6 / 1.54)
+    assert summary.goodput == pytest.approx(1 / 1.54)  # the second took too long to begin
+    assert summary.ttft["p50"] == pytest.approx(0.275) and summary.tpot["mean"] == pytest.approx(0.02)
+    assert "2 of 4 answered" in table(summary, 0.1, 0.05)
 
 
 def test_traces(tmp_path):

@@ -207,17 +207,17 @@ def test_logprobs_of_prompts_and_of_named_tokens(running):
     with torch.no_grad():
         rows = tiny.model()(ids).logits[0].log_softmax(-1)
     assert first is None and len(rest) == 4
-    for i, told in enumerate(rest):
+    for i, logprobs in enumerate(rest):
         token = int(ids[0, i + 1])
-        assert told[str(token)]["logprob"] == pytest.approx(float(rows[i, token]), abs=1e-4)
-        assert told[str(token)]["rank"] == int((rows[i] > rows[i, token]).sum()) + 1
-        assert {1, 2} <= {x["rank"] for x in told.values()} and len(told) in (2, 3)
+        assert logprobs[str(token)]["logprob"] == pytest.approx(float(rows[i, token]), abs=1e-4)
+        assert logprobs[str(token)]["rank"] == int((rows[i] > rows[i, token]).sum()) + 1
+        assert {1, 2} <= {x["rank"] for x in logprobs.values()} and len(logprobs) in (2, 3)
     names = {tiny.tokenizer().decode([5]), tiny.tokenizer().decode([6])}
-    told = choice["logprobs"]
-    assert all(set(x) == names | {y} for x, y in zip(told["top_logprobs"], told["tokens"], strict=True))
-    told = complete(running, logprobs=0)["logprobs"]
-    pairs = zip(told["tokens"], told["token_logprobs"], strict=True)
-    assert told["top_logprobs"] == [{token: logprob} for token, logprob in pairs], "the token alone"
+    logprobs = choice["logprobs"]
+    assert all(set(x) == names | {y} for x, y in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True))
+    logprobs = complete(running, logprobs=0)["logprobs"]
+    pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+    assert logprobs["top_logprobs"] == [{token: logprob} for token, logprob in pairs], "the token alone"
     answer = running.post("/v1/chat/completions", messages=[USER], max_tokens=1, prompt_logprobs=0).json()
     assert answer["prompt_logprobs"][0] is None and len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
 
@@ -311,8 +311,8 @@ def test_an_echo_shows_special_tokens_of_a_prompt_of_tokens(running, stream):
         [x["choices"][0] for x in events(running, "completions", **body)] if stream else [complete(running, **body)]
     )
     assert "".join(x["text"] for x in choices).startswith("</s>!</s>")
-    told = choices[0]["logprobs"]
-    assert told["tokens"][:3] == ["</s>", "!", "</s>"] and told["text_offset"][:4] == [0, 4, 5, 9]
+    logprobs = choices[0]["logprobs"]
+    assert logprobs["tokens"][:3] == ["</s>", "!", "</s>"] and logprobs["text_offset"][:4] == [0, 4, 5, 9]
     assert complete(running, prompt="a</s>", echo=True, max_tokens=1)["text"].startswith("a</s>")
 
 
@@ -410,17 +410,17 @@ def test_the_official_client_follows_a_response(running, form, status):
         del body["text"]
     client = running.client()
     with client.responses.stream(**body) as stream:
-        found: list[Any] = list(stream)
-    deltas = [x.delta for x in found if x.type == "response.output_text.delta"]
-    kinds = [x.type for x in found]
+        received: list[Any] = list(stream)
+    deltas = [x.delta for x in received if x.type == "response.output_text.delta"]
+    kinds = [x.type for x in received]
     assert kinds == [*LIFE, *["response.output_text.delta"] * len(deltas), *ENDS, f"response.{status}"] and deltas
-    assert [x.sequence_number for x in found] == list(range(len(found)))
+    assert [x.sequence_number for x in received] == list(range(len(received)))
     text = "".join(deltas)
-    assert found[-4].text == found[-3].part.text == found[-2].item.content[0].text == text
-    last = found[-1].response
-    assert last.output_text == text and last.status == last.output[0].status == found[-2].item.status == status
-    assert last.output[0].id == found[2].item.id == found[3].item_id and last.usage.output_tokens >= len(deltas)
-    assert {x.response.created_at for x in found if hasattr(x, "response")} == {last.created_at}
+    assert received[-4].text == received[-3].part.text == received[-2].item.content[0].text == text
+    last = received[-1].response
+    assert last.output_text == text and last.status == last.output[0].status == received[-2].item.status == status
+    assert last.output[0].id == received[2].item.id == received[3].item_id and last.usage.output_tokens >= len(deltas)
+    assert {x.response.created_at for x in received if hasattr(x, "response")} == {last.created_at}
     for x in client.responses.create(**body, stream=True):  # every field that the client declares is there
         if not hasattr(x, "response"):
             type(x).model_validate(x.to_dict())
@@ -611,8 +611,11 @@ def test_calls_are_found_as_they_grow(text, content, calls, complete):
         for piece in answer.piece(0, Output("", [], [shown]), shown, sent):
             pieces.append(piece)
             sent.begun = True
-    found, made, reason = streamed(pieces)
-    assert (found, [(x["function"]["name"], x["function"]["arguments"]) for x in made]) == (content, calls)
+    streamed_content, streamed_calls, reason = streamed(pieces)
+    assert (streamed_content, [(x["function"]["name"], x["function"]["arguments"]) for x in streamed_calls]) == (
+        content,
+        calls,
+    )
     assert reason == ("tool_calls" if calls and complete else "length")
     whole = answer.whole([Output("", [], [Completion(text=text, finish="length")])])["choices"][0]
     assert (whole["message"]["content"] or "") == content and whole["finish_reason"] == reason
@@ -646,10 +649,10 @@ class Counting(TorchDispatchMode):
         self.operators, self.largest = 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
+        output = function(*args, **(kwargs or {}))
         self.operators += 1
-        self.largest = max(self.largest, made.numel() if isinstance(made, torch.Tensor) else 0)
-        return made
+        self.largest = max(self.largest, output.numel() if isinstance(output, torch.Tensor) else 0)
+        return output
 
 
 def test_many_tokens_of_a_request_cost_few_operators():

@@ -22,9 +22,9 @@ def batches():
 
 
 def saved(recipe, folder, **options):
-    made = tutti.compress(tiny.model(**{**WIDE, **options}), recipe, batches())
-    made.save(folder)
-    return made.model
+    compressed = tutti.compress(tiny.model(**{**WIDE, **options}), recipe, batches())
+    compressed.save(folder)
+    return compressed.model
 
 
 @pytest.mark.parametrize(
@@ -34,26 +34,34 @@ def saved(recipe, folder, **options):
 @pytest.mark.starts
 def test_it_is_served_as_it_is(recipe, tmp_path):
     wide = {**WIDE, "hidden_size": 128} if "g128" in recipe else WIDE
-    made = tutti.compress(tiny.model(**wide), recipe, batches())
-    made.save(tmp_path / "out")
+    compressed = tutti.compress(tiny.model(**wide), recipe, batches())
+    compressed.save(tmp_path / "out")
     prompts = tiny.prompts(5, 19)
     engine = Engine(tmp_path / "out", blocks=32, plan="single")
-    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(made.model, x, 8) for x in prompts]
-    assert engine.bytes == sum(x.nbytes for x in made.model.parameters())
+    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [
+        tiny.greedy(compressed.model, x, 8) for x in prompts
+    ]
+    assert engine.bytes == sum(x.nbytes for x in compressed.model.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:transformers cannot load embeddings")
 @pytest.mark.parametrize("recipe", ["int8", "int4-g32-zeros", "int4-e8", "int3", "int5-g16", "float8"])
 @pytest.mark.starts
 def test_on_two_devices(recipe, tmp_path):
-    made = saved(recipe, tmp_path / "out", tie_word_embeddings="e8" in recipe)
+    compressed = saved(recipe, tmp_path / "out", tie_word_embeddings="e8" in recipe)
     prompts = tiny.prompts(5, 19)
     engine = Engine(tmp_path / "out", blocks=32, plan="tp2", cluster="cpu:2")
-    wanted = [tiny.greedy(made, x, 8) for x in prompts]
+    wanted = [tiny.greedy(compressed, x, 8) for x in prompts]
     assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted
-    held = [x.nbytes for part in engine.runner.store.parts for name, x in part.items() if name.endswith("up_proj.q")]
-    assert len(held) == 4 and len({*held}) == 1 and sum(held[::2]) == made.model.layers[0].mlp.up_proj.q.nbytes
-    engine = Engine(made, blocks=32, plan="single")
+    shard_bytes = [
+        x.nbytes for part in engine.runner.store.parts for name, x in part.items() if name.endswith("up_proj.q")
+    ]
+    assert (
+        len(shard_bytes) == 4
+        and len({*shard_bytes}) == 1
+        and sum(shard_bytes[::2]) == compressed.model.layers[0].mlp.up_proj.q.nbytes
+    )
+    engine = Engine(compressed, blocks=32, plan="single")
     assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted, "and the object, too"
 
 
@@ -75,25 +83,25 @@ def mixture(kind):
     }
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**sizes, **WIDE, **own[kind]})
-    made = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for p in made.parameters():
+        for p in model.parameters():
             if p.ndim > 1:
                 p.normal_(0, 0.15)
-    return made
+    return model
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "qwen2_moe"])
 @pytest.mark.parametrize("recipe", ["int4-g32", "int8", "float8"])
 @pytest.mark.starts
 def test_experts(kind, recipe, tmp_path):
-    made = tutti.compress(mixture(kind), recipe, batches())
-    made.save(tmp_path / "out")
+    compressed = tutti.compress(mixture(kind), recipe, batches())
+    compressed.save(tmp_path / "out")
     prompts = tiny.prompts(5, 19, 30)
-    wanted = [tiny.greedy(made.model, x, 8) for x in prompts]
+    wanted = [tiny.greedy(compressed.model, x, 8) for x in prompts]
     engine = Engine(tmp_path / "out", blocks=64, plan="single")
     assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted
-    assert engine.bytes == sum(x.nbytes for x in made.model.parameters())
+    assert engine.bytes == sum(x.nbytes for x in compressed.model.parameters())
     if recipe == "int4-g32":
         apart = [engine.generate([x], GREEDY)[0] for x in prompts]
         together = engine.generate(prompts, GREEDY)
@@ -102,27 +110,27 @@ def test_experts(kind, recipe, tmp_path):
         engine = Engine(tmp_path / "out", blocks=64, plan="tp2", cluster="cpu:2")
         assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted
         parts = engine.runner.store.parts
-        held = [x.nbytes for part in parts for name, x in part.items() if name.endswith("experts.up_proj.q")]
-        assert len(held) == 4 and len({*held}) == 1
-        engine = Engine(made.model, blocks=64, plan="single")
+        shard_bytes = [x.nbytes for part in parts for name, x in part.items() if name.endswith("experts.up_proj.q")]
+        assert len(shard_bytes) == 4 and len({*shard_bytes}) == 1
+        engine = Engine(compressed.model, blocks=64, plan="single")
         assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted, "and the object, too"
 
 
 @pytest.mark.starts
 def test_experts_with_biases_and_a_gate_of_their_own():
-    made = tutti.compress(mixture("gpt_oss"), "int4-g32").model
+    compressed = tutti.compress(mixture("gpt_oss"), "int4-g32").model
     prompts = tiny.prompts(5, 19)
-    engine = Engine(made, blocks=64, plan="single")
-    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(made, x, 8) for x in prompts]
+    engine = Engine(compressed, blocks=64, plan="single")
+    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(compressed, x, 8) for x in prompts]
 
 
 @pytest.mark.starts
 def test_experts_of_several_schemes(caplog):
     step = Quantize(Scheme(bits=4, group=32), overrides=(("*.experts.1.*", Scheme(bits=8, group=None)),))
-    made = tutti.compress(mixture("mixtral"), Recipe((step,))).model
+    compressed = tutti.compress(mixture("mixtral"), Recipe((step,))).model
     prompts = tiny.prompts(5, 19)
-    engine = Engine(made, blocks=64, plan="single")
-    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(made, x, 8) for x in prompts]
+    engine = Engine(compressed, blocks=64, plan="single")
+    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(compressed, x, 8) for x in prompts]
     assert "mlp.experts computes all tokens by all experts: experts have weights of several schemes" in caplog.text
 
 
@@ -144,10 +152,10 @@ def test_a_file_in_gguf(kind, tied, tmp_path):
     dtype = torch.float32 if kind == "f16" else torch.bfloat16
     assert dtype_of(engine.model) == dtype
     assert engine.tokenizer("abc").input_ids == tiny.tokenizer()("abc").input_ids
-    made = gguf.load(path, dtype=dtype, packed=True)
+    reference = gguf.load(path, dtype=dtype, packed=True)
     for prompt, output in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
         with torch.no_grad():
-            logits = made(torch.tensor([prompt])).logits[0, -1].float().log_softmax(0)
+            logits = reference(torch.tensor([prompt])).logits[0, -1].float().log_softmax(0)
         first = output.completions[0].logprobs[0]
         assert logits[first.token] >= logits.max() - 0.1 and abs(first.logprob - logits[first.token]) < 0.1
 
@@ -169,24 +177,24 @@ def test_adapters_on_quantized_layers(options, tmp_path):
     prompt = tiny.prompts(20)[0]
     engine = Engine(base if options else tmp_path / "out", blocks=32, plan="single",
                     adapters={"a": tmp_path / "adapter"}, **options)  # fmt: skip
-    found = [engine.generate([Request(prompt, GREEDY, adapter=x)])[0].tokens for x in ("", "a")]
+    generated = [engine.generate([Request(prompt, GREEDY, adapter=x)])[0].tokens for x in ("", "a")]
     plain = quantized(base, "int4", True) if options else base
-    assert found[0] == tiny.greedy(plain, prompt, 8) != found[1]
+    assert generated[0] == tiny.greedy(plain, prompt, 8) != generated[1]
     widened = tiny.model(**WIDE)
     state = {path: x.dequantize() for path, x in plain.named_modules() if isinstance(x, QuantizedLinear)}
     widened.load_state_dict({f"{path}.weight": x for path, x in state.items()}, strict=False)
-    assert found[1] == tiny.greedy(peft.PeftModel.from_pretrained(widened, tmp_path / "adapter").merge_and_unload(),
-                                   prompt, 8)  # fmt: skip
+    assert generated[1] == tiny.greedy(peft.PeftModel.from_pretrained(widened, tmp_path / "adapter").merge_and_unload(),
+                                       prompt, 8)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:transformers cannot load")
 @pytest.mark.parametrize("recipe", ["lowrank-0.6-multiple32", "lowrank-0.6+int4-gptq", "ternary-g32-s8", "binary"])
 @pytest.mark.starts
 def test_files_that_only_we_read(recipe, tmp_path):
-    made = saved(recipe, tmp_path / "out", hidden_size=128, intermediate_size=256)
+    compressed = saved(recipe, tmp_path / "out", hidden_size=128, intermediate_size=256)
     prompts = tiny.prompts(5, 19)
-    wanted = [tiny.greedy(made, x, 8) for x in prompts]
+    wanted = [tiny.greedy(compressed, x, 8) for x in prompts]
     for options in (dict(plan="single"), dict(plan="tp2", cluster="cpu:2")):
         engine = Engine(tmp_path / "out", blocks=32, **options)
         assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted
-        assert engine.bytes == sum(x.nbytes for x in made.parameters())
+        assert engine.bytes == sum(x.nbytes for x in compressed.parameters())

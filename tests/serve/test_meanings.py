@@ -23,8 +23,8 @@ def kinds(kind: Any = protocol.Body) -> list[Any]:
 def test_each_field_has_one_meaning(kind):
     for name, field in kind.model_fields.items():
         shown = field.alias or name
-        found = [meaning(kind, shown, table) for table in (MEANINGS, WITHOUT_EFFECT)]
-        assert sum(text is not None for text in found) == 1, f"{kind.__name__}.{shown}"
+        meanings = [meaning(kind, shown, table) for table in (MEANINGS, WITHOUT_EFFECT)]
+        assert sum(text is not None for text in meanings) == 1, f"{kind.__name__}.{shown}"
         assert shown not in fields.IGNORED or shown in ("metadata",), "ignored, and read"
 
 
@@ -70,16 +70,16 @@ def answered(running, path: str, body: dict[str, Any]) -> Any:
         events = [json.loads(x.removeprefix("data: ")) for x in answer.text.split("\n\n") if x and "[DONE]" not in x]
         fields = {key for x in events for key in x}
         return fields, "".join(choice["text"] for x in events for choice in x["choices"]), events[-1]["usage"]
-    made = answer.json()
-    return made.get("data") or made.get("choices") or [x["content"] for x in made["output"]]
+    payload = answer.json()
+    return payload.get("data") or payload.get("choices") or [x["content"] for x in payload["output"]]
 
 
 @pytest.mark.parametrize("kind", NO_EFFECT)
 def test_a_field_without_effect_changes_no_answer(running, kind):
     path, body, more = NO_EFFECT[kind]
     inner = next((x for x in more.values() if isinstance(x, dict)), more)
-    given = inner.get("format", inner)
-    assert WITHOUT_EFFECT[kind].keys() <= given.keys()
+    body_fields = inner.get("format", inner)
+    assert WITHOUT_EFFECT[kind].keys() <= body_fields.keys()
     assert answered(running, path, body) == answered(running, path, body | more)
 
 

@@ -25,9 +25,9 @@ COUNT = 8
 
 
 def picture(shade: int) -> bytes:
-    made = io.BytesIO()
-    Image.linear_gradient("L").resize((20, 24)).point(lambda x: (x + shade) % 256).convert("RGB").save(made, "PNG")
-    return made.getvalue()
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((20, 24)).point(lambda x: (x + shade) % 256).convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def url_of(image: bytes) -> str:
@@ -35,14 +35,14 @@ def url_of(image: bytes) -> str:
 
 
 def speech(seconds: float = 1.0, rate: int = 16000) -> bytes:
-    made = io.BytesIO()
-    with wave.open(made, "wb") as file:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(rate)
         samples = [int(9000 * math.sin(0.2 * i) * math.sin(0.001 * i)) for i in range(int(seconds * rate))]
         file.writeframes(struct.pack(f"<{len(samples)}h", *samples))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def tokenizer(**marks: str) -> t.PreTrainedTokenizerFast:
@@ -83,9 +83,9 @@ def hearing(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server_that_sees(seeing):
-    made = web.Running(engine(seeing), Options("m"))
-    yield made
-    made.stop()
+    server = web.Running(engine(seeing), Options("m"))
+    yield server
+    server.stop()
 
 
 def engine(folder: Path) -> Engine:
@@ -106,9 +106,9 @@ def test_images_in_a_chat(server_that_sees, seeing, shades):
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     inputs = processor(text=text, images=media.images(images), return_tensors="pt")
     wanted = model.generate(**inputs, do_sample=False, max_new_tokens=COUNT)[0, inputs["input_ids"].shape[1] :]
-    made = chat(server_that_sees, *images)
-    assert made.choices[0].message.content == processor.decode(wanted, skip_special_tokens=True)
-    assert made.usage.prompt_tokens == inputs["input_ids"].shape[1]
+    completion = chat(server_that_sees, *images)
+    assert completion.choices[0].message.content == processor.decode(wanted, skip_special_tokens=True)
+    assert completion.usage.prompt_tokens == inputs["input_ids"].shape[1]
 
 
 @pytest.mark.parametrize("url, message", [
@@ -117,8 +117,8 @@ def test_images_in_a_chat(server_that_sees, seeing, shades):
 ])  # fmt: skip
 def test_wrong_images(server_that_sees, url, message):
     content = [{"type": "image_url", "image_url": {"url": url}}]
-    made = server_that_sees.post("/v1/chat/completions", model="m", messages=[{"role": "user", "content": content}])
-    assert made.status_code == 400 and message in made.json()["error"]["message"]
+    response = server_that_sees.post("/v1/chat/completions", model="m", messages=[{"role": "user", "content": content}])
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
 def test_images_that_are_bombs_or_programs(server_that_sees):
@@ -138,8 +138,8 @@ def test_constraints_of_a_model_with_a_processor(server_that_sees):
 def test_transcriptions(hearing):
     running = web.Running(engine(hearing), Options("m"))
     try:
-        made = running.post("/v1/chat/completions", model="m", messages=[{"role": "user", "content": "a"}])
-        assert made.status_code == 400 and "template" in made.json()["error"]["message"]
+        response = running.post("/v1/chat/completions", model="m", messages=[{"role": "user", "content": "a"}])
+        assert response.status_code == 400 and "template" in response.json()["error"]["message"]
         client, wav = running.client(), speech()
         heard = client.audio.transcriptions.create(model="m", file=("a.wav", wav), temperature=0)
         prompt, inputs = media.heard(running.engine.processor, *media.sound(wav))

@@ -34,9 +34,9 @@ class Page:
         command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
                    f"--user-data-dir={folder}", "--window-size=1200,800", url]  # fmt: skip
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        known = folder / "DevToolsActivePort"
-        wait(lambda: known.exists() and len(known.read_text().splitlines()) == 2)
-        port = known.read_text().splitlines()[0]
+        port_file = folder / "DevToolsActivePort"
+        wait(lambda: port_file.exists() and len(port_file.read_text().splitlines()) == 2)
+        port = port_file.read_text().splitlines()[0]
         wait(lambda: self._pages(port))
         self.stack = ExitStack()
         self.socket = self.stack.enter_context(connect(self._pages(port)[0]["webSocketDebuggerUrl"], max_size=None))
@@ -50,14 +50,14 @@ class Page:
         number = next(self.numbers)
         self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
-            told = json.loads(self.socket.recv(timeout=30))
-            if told.get("id") == number:
-                return told["result"]
+            message = json.loads(self.socket.recv(timeout=30))
+            if message.get("id") == number:
+                return message["result"]
 
     def js(self, code: str) -> Any:
-        found = self.call("Runtime.evaluate", expression=code, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=code, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def say(self, text: str) -> None:
         self.js(f"$('text').value = {json.dumps(text)}; $('form').requestSubmit()")
@@ -78,9 +78,9 @@ def wait(true, seconds: float = 60) -> None:
 @pytest.fixture
 def running() -> Iterator[Running]:
     engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=64, budget=64, most=8)
-    made = Running(engine, Options("tiny"))
-    yield made
-    made.stop()
+    server = Running(engine, Options("tiny"))
+    yield server
+    server.stop()
 
 
 def test_chat_and_live_view(running, tmp_path):
@@ -94,9 +94,9 @@ def test_chat_and_live_view(running, tmp_path):
         assert page.js("document.querySelector('.user').textContent") == "hello"
         assert "tokens in" in page.js("document.querySelector('.turn small').textContent")
         client = running.client()
-        made = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}],
-                                              max_tokens=20, temperature=0)  # fmt: skip
-        assert page.js("turns[1].content") == made.choices[0].message.content
+        completion = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}],
+                                                    max_tokens=20, temperature=0)  # fmt: skip
+        assert page.js("turns[1].content") == completion.choices[0].message.content
         page.js("$('max_tokens').value = 150; $('temperature').value = 1")
         page.say("go on")
         wait(lambda: running.engine.busy)

@@ -20,16 +20,16 @@ KINDS = pytest.mark.parametrize("kind", ["int8", "int4"])
 
 def dequantized(model, kind):
     """A copy of a model whose linear layers have rounded weights, in floats."""
-    made = copy.deepcopy(model)
-    for path, layer in made.named_modules():
+    rounded = copy.deepcopy(model)
+    for path, layer in rounded.named_modules():
         if isinstance(layer, nn.Linear) and path != "lm_head":
             w = layer.weight.detach()
             new = dequantize_int8(*quantize_int8(w)) if kind == "int8" else dequantize_int4(*quantize_int4(w))
             layer.weight.data = new.to(w.dtype)
-    return made
+    return rounded
 
 
-def told(outputs):
+def tokens_and_logprobs(outputs):
     return [(x.tokens, [y.logprob for y in x.completions[0].logprobs]) for x in outputs]
 
 
@@ -39,11 +39,13 @@ def bytes_of(engine):
 
 
 def assert_alike(engine, reference, prompts):
-    for (tokens, found), (wanted, expected) in zip(
-        told(engine.generate(prompts, GREEDY)), told(reference.generate(prompts, GREEDY)), strict=True
+    for (tokens, logprobs), (wanted, expected) in zip(
+        tokens_and_logprobs(engine.generate(prompts, GREEDY)),
+        tokens_and_logprobs(reference.generate(prompts, GREEDY)),
+        strict=True,
     ):
         assert tokens == wanted
-        assert found == pytest.approx(expected, abs=1e-4)
+        assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
 @KINDS
@@ -67,7 +69,7 @@ def test_from_a_folder_in_fewer_bytes(kind, tmp_path):
     model, prompts = tiny.model(tie_word_embeddings=True, **WIDE), tiny.prompts(5)
     model.save_pretrained(tmp_path)
     engine = Engine(str(tmp_path), blocks=32, plan="single", quantize=kind)
-    assert told(engine.generate(prompts, GREEDY)) == told(
+    assert tokens_and_logprobs(engine.generate(prompts, GREEDY)) == tokens_and_logprobs(
         Engine(model, blocks=32, plan="single", quantize=kind).generate(prompts, GREEDY)
     )
     layers = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not model.lm_head]

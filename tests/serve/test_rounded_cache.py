@@ -14,7 +14,7 @@ KINDS = pytest.mark.parametrize("kind", ["int8", "int4"])
 BYTES, BOUND = {"int8": 36, "int4": 20}, {"int8": 0.05, "int4": 0.5}  # of a row; of errors of log-probabilities
 
 
-def told(engine, prompts):
+def tokens_and_logprobs(engine, prompts):
     return [(x.tokens, [y.logprob for y in x.completions[0].logprobs]) for x in engine.generate(prompts, GREEDY)]
 
 
@@ -29,19 +29,19 @@ def test_the_same_logits_within_the_rounding_in_fewer_bytes(dtype, kind):
     stored = [x for name, x in engine.runner.store.parts[0].items() if "cache" in name]
     assert sum(x.nbytes for x in stored) == engine.runner.cache_bytes
     request = Sampling(max_tokens=1, prompt_logprobs=0)
-    found, wanted = (torch.tensor([y.logprob for x in each.generate([Request(x, request) for x in prompts])
-                                   for y in x.prompt_logprobs if y]) for each in (engine, exact))  # fmt: skip
-    assert 0 < (found - wanted).abs().mean() < BOUND[kind]
+    logprobs, wanted = (torch.tensor([y.logprob for x in each.generate([Request(x, request) for x in prompts])
+                                      for y in x.prompt_logprobs if y]) for each in (engine, exact))  # fmt: skip
+    assert 0 < (logprobs - wanted).abs().mean() < BOUND[kind]
 
 
 @pytest.mark.parametrize("plan, kind", [("tp2", "int8"), ("pp2", "int8"), ("tp2", "int4")])
 @pytest.mark.starts
 def test_on_two_devices(plan, kind):
     model, prompts = tiny.model(**WIDE), tiny.prompts(5, 40)
-    whole = told(Engine(model, blocks=32, plan="single", cache_dtype=kind), prompts)
-    split = told(Engine(model, blocks=32, plan=plan, cluster="cpu:2", cache_dtype=kind), prompts)
-    for (tokens, found), (wanted, expected) in zip(split, whole, strict=True):
-        assert tokens == wanted and found == pytest.approx(expected, abs=1e-3)
+    whole = tokens_and_logprobs(Engine(model, blocks=32, plan="single", cache_dtype=kind), prompts)
+    split = tokens_and_logprobs(Engine(model, blocks=32, plan=plan, cluster="cpu:2", cache_dtype=kind), prompts)
+    for (tokens, logprobs), (wanted, expected) in zip(split, whole, strict=True):
+        assert tokens == wanted and logprobs == pytest.approx(expected, abs=1e-3)
 
 
 @KINDS
@@ -64,9 +64,9 @@ def test_a_model_with_an_encoder(kind):
 @pytest.mark.starts
 def test_what_is_preempted_goes_on_with_its_cache():
     model, prompts = tiny.model(**WIDE), tiny.prompts(30, 30, 30)
-    wanted = told(Engine(model, blocks=64, plan="single", cache_dtype="int4"), prompts)
+    wanted = tokens_and_logprobs(Engine(model, blocks=64, plan="single", cache_dtype="int4"), prompts)
     small = Engine(model, blocks=7, plan="single", cache_dtype="int4", host_memory=1 << 20, prefix_cache=False)
-    assert told(small, prompts) == wanted and small.runner.host, "blocks were moved to the host"
+    assert tokens_and_logprobs(small, prompts) == wanted and small.runner.host, "blocks were moved to the host"
 
 
 def test_blocks_of_a_gigabyte():

@@ -22,12 +22,12 @@ from tutti.serve.server.protocol import Tool
 
 
 def test_completion_equals_the_engine(running):
-    made = running.client().completions.create(model="tiny", prompt="hello", max_tokens=8, temperature=0)
+    completion = running.client().completions.create(model="tiny", prompt="hello", max_tokens=8, temperature=0)
     prompt = tiny.tokenizer()("hello")["input_ids"]
     expected = tiny.greedy(tiny.model(), prompt, 8)
-    assert made.choices[0].text == tiny.tokenizer().decode(expected, skip_special_tokens=True)
-    assert made.usage.prompt_tokens == 5 and made.usage.completion_tokens == len(expected)
-    assert made.choices[0].finish_reason in ("stop", "length")
+    assert completion.choices[0].text == tiny.tokenizer().decode(expected, skip_special_tokens=True)
+    assert completion.usage.prompt_tokens == 5 and completion.usage.completion_tokens == len(expected)
+    assert completion.choices[0].finish_reason in ("stop", "length")
 
 
 def test_streams(running):
@@ -47,15 +47,15 @@ def test_streams(running):
 def test_chat_with_logprobs(running):
     client = running.client()
     messages = [{"role": "user", "content": "hi"}]
-    made = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5, logprobs=True, top_logprobs=3,
-                                          temperature=0)  # fmt: skip
-    told = made.choices[0].logprobs.content
-    assert len(told) == made.usage.completion_tokens
-    assert all(x.logprob == max(y.logprob for y in x.top_logprobs) and len(x.top_logprobs) == 3 for x in told)
+    completion = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5, logprobs=True,
+                                                top_logprobs=3, temperature=0)  # fmt: skip
+    logprobs = completion.choices[0].logprobs.content
+    assert len(logprobs) == completion.usage.completion_tokens
+    assert all(x.logprob == max(y.logprob for y in x.top_logprobs) and len(x.top_logprobs) == 3 for x in logprobs)
     pieces = list(client.chat.completions.create(model="tiny", messages=messages, max_tokens=5, temperature=0,
                                                  stream=True))  # fmt: skip
-    assert "".join(x.choices[0].delta.content or "" for x in pieces) == made.choices[0].message.content
-    assert pieces[-1].choices[0].finish_reason == made.choices[0].finish_reason
+    assert "".join(x.choices[0].delta.content or "" for x in pieces) == completion.choices[0].message.content
+    assert pieces[-1].choices[0].finish_reason == completion.choices[0].finish_reason
     assert pieces[0].choices[0].delta.role == "assistant"
 
 
@@ -90,21 +90,21 @@ def test_tokens_that_are_parts_of_characters(running):
     messages = [{"role": "user", "content": "hi"}]
     chat = running.client().chat.completions.create(messages=messages, logprobs=True, **asked).choices[0]
     assert [x.bytes for x in chat.logprobs.content] == [[0xC3], [0xA9], [0xE2], [0x82], [0xAC]]
-    made = running.client().completions.create(prompt="a\u00e9", logprobs=20, echo=True, **asked).choices[0]
-    assert made.text == "a\u00e9\u00e9\u20ac" and made.logprobs.text_offset == [0, 1, 1, 2, 2, 3, 3, 3]
-    assert made.logprobs.tokens[:3] == ["a", r"\xc3", r"\xa9"]
-    assert all(20 <= len(x) <= 21 for x in made.logprobs.top_logprobs[1:])  # each token has a name of its own
+    completion = running.client().completions.create(prompt="a\u00e9", logprobs=20, echo=True, **asked).choices[0]
+    assert completion.text == "a\u00e9\u00e9\u20ac" and completion.logprobs.text_offset == [0, 1, 1, 2, 2, 3, 3, 3]
+    assert completion.logprobs.tokens[:3] == ["a", r"\xc3", r"\xa9"]
+    assert all(20 <= len(x) <= 21 for x in completion.logprobs.top_logprobs[1:])  # each token has a name of its own
 
 
 def test_echo_with_log_probabilities(running):
-    made = running.client().completions.create(model="tiny", prompt="hello", max_tokens=2, echo=True, logprobs=1)
-    told = made.choices[0].logprobs
-    assert made.choices[0].text.startswith("hello") and "".join(told.tokens[:5]) == "hello"
-    assert told.token_logprobs[0] is None and len(told.token_logprobs) == 7 and told.text_offset[4] == 4
+    completion = running.client().completions.create(model="tiny", prompt="hello", max_tokens=2, echo=True, logprobs=1)
+    logprobs = completion.choices[0].logprobs
+    assert completion.choices[0].text.startswith("hello") and "".join(logprobs.tokens[:5]) == "hello"
+    assert logprobs.token_logprobs[0] is None and len(logprobs.token_logprobs) == 7 and logprobs.text_offset[4] == 4
     ids = torch.tensor([tiny.tokenizer()("hello")["input_ids"]])
     with torch.no_grad():
         rows = tiny.model()(ids).logits[0].log_softmax(-1)
-    assert told.token_logprobs[1:5] == pytest.approx([float(rows[i, ids[0, i + 1]]) for i in range(4)], abs=1e-4)
+    assert logprobs.token_logprobs[1:5] == pytest.approx([float(rows[i, ids[0, i + 1]]) for i in range(4)], abs=1e-4)
 
 
 def test_lm_eval_runs_on_the_server(running, tmp_path, monkeypatch):
@@ -118,8 +118,8 @@ def test_lm_eval_runs_on_the_server(running, tmp_path, monkeypatch):
     model = LocalCompletionsAPI(base_url=f"{running.url}/v1/completions", model="tiny", tokenizer=str(tmp_path),
                                 tokenizer_backend="huggingface", max_length=200)  # fmt: skip
     pairs = [("the cat", " sat"), ("one two", " three")]
-    found = model.loglikelihood([Instance("loglikelihood", {}, x, 0) for x in pairs])
-    for (context, continuation), (logprob, _) in zip(pairs, found, strict=True):
+    answers = model.loglikelihood([Instance("loglikelihood", {}, x, 0) for x in pairs])
+    for (context, continuation), (logprob, _) in zip(pairs, answers, strict=True):
         ids = torch.tensor([tiny.tokenizer()(context + continuation)["input_ids"]])
         with torch.no_grad():
             rows = tiny.model()(ids).logits[0].log_softmax(-1)
@@ -132,11 +132,11 @@ def test_lm_eval_runs_on_the_server(running, tmp_path, monkeypatch):
 def test_json_schema(running):
     schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
               "required": ["age"], "additionalProperties": False}  # fmt: skip
-    made = running.client().chat.completions.create(
+    completion = running.client().chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "age?"}], max_tokens=40, seed=0,
         response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}},
     )  # fmt: skip
-    assert 0 <= json.loads(made.choices[0].message.content)["age"] <= 99
+    assert 0 <= json.loads(completion.choices[0].message.content)["age"] <= 99
 
 
 TOOL = {"type": "function", "function": {
@@ -147,18 +147,18 @@ TOOL = {"type": "function", "function": {
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(running, stream):
-    made = running.client().chat.completions.create(
+    completion = running.client().chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "weather?"}], tools=[TOOL], tool_choice="required",
         max_tokens=80, seed=0, stream=stream,
     )  # fmt: skip
     if stream:
-        choices = [x.choices[0] for x in made]
+        choices = [x.choices[0] for x in completion]
         calls = [x for choice in choices for x in choice.delta.tool_calls or []]
         reason, name = choices[-1].finish_reason, calls[0].function.name
         arguments = "".join(x.function.arguments for x in calls)
         assert len(calls) > 2 and all(x.index == 0 and x.function.name is None for x in calls[1:])
     else:
-        (call,), reason = made.choices[0].message.tool_calls, made.choices[0].finish_reason
+        (call,), reason = completion.choices[0].message.tool_calls, completion.choices[0].finish_reason
         name, arguments = call.function.name, call.function.arguments
     assert reason == "tool_calls" and name == "weather"
     assert json.loads(arguments)["city"] in ("Rome", "Oslo")
@@ -198,10 +198,10 @@ def test_a_stream_has_the_text_of_the_whole_around_a_call(end):
 
 def test_metrics_count_each_request_once():
     metrics = Metrics()
-    made = Engine(tiny.model(), plan="single", blocks=64, budget=64, most=8)
-    made.add(Request([1, 2, 3], Sampling(n=3, max_tokens=4, ignore_end=True)))
-    while made.busy:
-        metrics.observe(made, made.step())
+    engine = Engine(tiny.model(), plan="single", blocks=64, budget=64, most=8)
+    engine.add(Request([1, 2, 3], Sampling(n=3, max_tokens=4, ignore_end=True)))
+    while engine.busy:
+        metrics.observe(engine, engine.step())
     text = metrics.text().decode()
     assert 'tutti_requests_total{finish="length"} 1.0' in text and "tutti_prompt_tokens_total 3.0" in text
     assert "tutti_generated_tokens_total 12.0" in text and not metrics.counted
@@ -210,16 +210,16 @@ def test_metrics_count_each_request_once():
 def test_stop_text_and_bias(running):
     client, a, b = running.client(), ord("a") - 33, ord("b") - 33  # the byte-level alphabet begins with "!"
     bias = {str(a): 100, str(b): 100}
-    made = client.completions.create(model="tiny", prompt="x", max_tokens=50, logit_bias=bias, stop="ab", seed=1)
-    assert set(made.choices[0].text) <= {"a", "b"} and "ab" not in made.choices[0].text
-    assert made.choices[0].finish_reason == "stop"
+    completion = client.completions.create(model="tiny", prompt="x", max_tokens=50, logit_bias=bias, stop="ab", seed=1)
+    assert set(completion.choices[0].text) <= {"a", "b"} and "ab" not in completion.choices[0].text
+    assert completion.choices[0].finish_reason == "stop"
 
 
 def test_embeddings_and_responses(running):
     client = running.client()
-    made = client.embeddings.create(model="tiny", input=["one", "two"])
-    assert [len(x.embedding) for x in made.data] == [32, 32]
-    assert sum(x * x for x in made.data[0].embedding) == pytest.approx(1, abs=1e-4)
+    embeddings = client.embeddings.create(model="tiny", input=["one", "two"])
+    assert [len(x.embedding) for x in embeddings.data] == [32, 32]
+    assert sum(x * x for x in embeddings.data[0].embedding) == pytest.approx(1, abs=1e-4)
     response = client.responses.create(model="tiny", input="hi", max_output_tokens=6, temperature=0)
     text = "".join(x.delta for x in client.responses.create(model="tiny", input="hi", max_output_tokens=6,
                                                             temperature=0, stream=True)
@@ -329,27 +329,27 @@ def test_the_account_is_that_of_the_key_and_no_client_raises_its_priority():
     engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=16, budget=16, most=2)
     seen, add = [], engine.add
     engine.add = lambda request: seen.append(request) or add(request)
-    made = Running(engine, Options("tiny", keys=("first", "second")))
+    server = Running(engine, Options("tiny", keys=("first", "second")))
     try:
         for key, body in (("first", {"user": "key 1"}), ("second", {"priority": 2})):
-            made.client(key).completions.create(model="tiny", prompt="x", max_tokens=1, extra_body=body)
+            server.client(key).completions.create(model="tiny", prompt="x", max_tokens=1, extra_body=body)
         with pytest.raises(openai.BadRequestError, match="priority"):
-            made.client("first").completions.create(model="tiny", prompt="x", extra_body={"priority": -1})
+            server.client("first").completions.create(model="tiny", prompt="x", extra_body={"priority": -1})
     finally:
-        made.stop()
+        server.stop()
     assert [(x.account, x.user, x.priority) for x in seen] == [("key 0", "key 1", 0), ("key 1", "", 2)]
 
 
 def test_keys_and_rates():
     engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=16, budget=16, most=2)
-    made = Running(engine, Options("tiny", keys=("secret",), rate=2))
+    server = Running(engine, Options("tiny", keys=("secret",), rate=2))
     try:
         with pytest.raises(openai.AuthenticationError):
-            made.client("wrong").completions.create(model="tiny", prompt="x", max_tokens=1)
-        client = made.client("secret")
+            server.client("wrong").completions.create(model="tiny", prompt="x", max_tokens=1)
+        client = server.client("secret")
         for _ in range(2):
             client.completions.create(model="tiny", prompt="x", max_tokens=1)
         with pytest.raises(openai.RateLimitError):
             client.completions.create(model="tiny", prompt="x", max_tokens=1)
     finally:
-        made.stop()
+        server.stop()

@@ -83,11 +83,11 @@ def test_plans_of_a_cluster():
 ])  # fmt: skip
 def test_placements(config, tmp_path, capsys):
     planner = ServingPlanner(config, Cluster.parse("h100:2"), 256, 16)
-    found = planner.outcomes(poisson(20, 20.0, (20, 200), (5, 20), 0), 0.5, 0.05)
-    names = [str(x.placement) for x in found]
+    outcomes = planner.outcomes(poisson(20, 20.0, (20, 200), (5, 20), 0), 0.5, 0.05)
+    names = [str(x.placement) for x in outcomes]
     assert {"2 x single", "1 x tp2", "prompts 1 x single, generation 1 x single"} <= set(names)
-    assert found[0].report.goodput == pytest.approx(max(x.report.goodput for x in found), rel=1e-3)
-    assert "disaggregation" in why(found)
+    assert outcomes[0].report.goodput == pytest.approx(max(x.report.goodput for x in outcomes), rel=1e-3)
+    assert "disaggregation" in why(outcomes)
     # depth and weights follow from two captured depths
     deep = planner.predicted.on("single", Cluster.parse("h100:1"))
     with_all = sum(p.numel() * 2 for p in planner.predicted._model(config.num_hidden_layers).parameters())
@@ -98,13 +98,17 @@ def test_the_verb(tmp_path, capsys):
     LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, vocab_size=1024,
                 architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)  # fmt: skip
     plan_serve(str(tmp_path), "h100:2", requests=10, save=tmp_path / "found.json")
-    told = capsys.readouterr().out
-    lines = {line.strip().partition("  ")[0]: line for line in told.splitlines()}
+    printed = capsys.readouterr().out
+    lines = {line.strip().partition("  ")[0]: line for line in printed.splitlines()}
     assert "100 %" in lines["2 x single"] and "100 %" in lines["prompts 1 x single, generation 1 x single"]
-    assert "TTFT, ms" in told and "cost" not in told and "1 of the 2 devices do about as well: 1 x single" in told
+    assert (
+        "TTFT, ms" in printed and "cost" not in printed and "1 of the 2 devices do about as well: 1 x single" in printed
+    )
     best = json.loads((tmp_path / "found.json").read_text())[0]
     assert best["answered"] == 10
-    period = re.search(r"a second: over the (\S+) s from .*; 10 requests arrived within (\S+) s, (\S+) a second", told)
+    period = re.search(
+        r"a second: over the (\S+) s from .*; 10 requests arrived within (\S+) s, (\S+) a second", printed
+    )
     seconds, within, rate = map(float, period.groups())
     assert seconds == pytest.approx(best["seconds"], rel=0.01) and within < seconds
     assert rate == pytest.approx(10 / within, rel=0.01) and best["goodput"] < rate

@@ -26,15 +26,15 @@ def plain() -> Engine:
 @pytest.mark.parametrize("other, accepts", [({}, 1.0), ({"seed": 1, "num_hidden_layers": 1}, 0)], ids=["same", "other"])
 def test_a_draft_model_does_not_change_the_output(plain, other, accepts):
     prompts, draft = tiny.prompts(5, 40, 21), DraftModel(tiny.model(**other), 3, plan="single")
-    made = engine(speculate=draft)
+    llm = engine(speculate=draft)
     for temperature in (0.0, 0.8):
         sampling = Sampling(max_tokens=16, temperature=temperature, seed=1, ignore_end=True)
-        steps, guessed, accepted = made.steps, made.guessed, made.accepted
-        outputs = made.generate(prompts, sampling)
+        steps, guessed, accepted = llm.steps, llm.guessed, llm.accepted
+        outputs = llm.generate(prompts, sampling)
         assert [x.tokens for x in outputs] == [x.tokens for x in plain.generate(prompts, sampling)]
-        assert made.accepted - accepted >= 0.9 * accepts * (made.guessed - guessed) > 0 or not accepts
-        assert made.steps - steps <= (6 if accepts else 18)
-        made.generate(prompts[:1], sampling)
+        assert llm.accepted - accepted >= 0.9 * accepts * (llm.guessed - guessed) > 0 or not accepts
+        assert llm.steps - steps <= (6 if accepts else 18)
+        llm.generate(prompts[:1], sampling)
         assert draft.pool.used <= 4  # what the last sequence had
 
 
@@ -62,9 +62,9 @@ def test_no_token_is_guessed_beyond_the_last(plain):
 
 def test_prompt_lookup_finds_what_followed():
     lookup, prompt = PromptLookup(3, longest=3, shortest=1), [1, 2, 3, 4, 5, 1, 2, 3]
-    made = engine()
-    output = made.add(Request(prompt, Sampling(max_tokens=2)))
-    (sequence,) = made.scheduler
+    llm = engine()
+    output = llm.add(Request(prompt, Sampling(max_tokens=2)))
+    (sequence,) = llm.scheduler
     assert lookup.guess([sequence], lambda *_: []) == [[4, 5, 1]]
     sequence.tokens.append(9)
     assert lookup.guess([sequence], lambda *_: []) == [[]]
@@ -94,15 +94,15 @@ def adapters(tmp_path_factory) -> dict[str, str]:
 @PEFT
 def test_each_request_has_its_adapter(adapters):
     prompt, sampling = tiny.prompts(20)[0], Sampling(max_tokens=8, temperature=0, ignore_end=True)
-    made = engine(adapters=adapters)
-    outputs = made.generate([Request(prompt, sampling, adapter=x) for x in ("", "small", "large")])
+    llm = engine(adapters=adapters)
+    outputs = llm.generate([Request(prompt, sampling, adapter=x) for x in ("", "small", "large")])
     for name, output in zip(("", "small", "large"), outputs, strict=True):
         model = peft.PeftModel.from_pretrained(tiny.model(), adapters[name]) if name else tiny.model()
         expected = model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=8,
                                   eos_token_id=None)  # fmt: skip
         assert output.tokens == expected[0, len(prompt) :].tolist()
     assert len({tuple(x.tokens) for x in outputs}) == 3
-    again = made.generate([Request(prompt, sampling, adapter="small")])[0]
+    again = llm.generate([Request(prompt, sampling, adapter="small")])[0]
     assert again.cached == 16 and again.tokens == outputs[1].tokens  # its own blocks
     split = engine(adapters=adapters, plan="tp2", cluster="cpu:2")
     assert split.generate([Request(prompt, sampling, adapter="large")])[0].tokens == outputs[2].tokens
@@ -128,6 +128,6 @@ def test_unfit_adapters_are_refused(adapters, tmp_path):
 def test_blocks_are_copied_beside_adapters(adapters):
     """Two sequences of a request part within a block; only the cache has blocks."""
     prompt, sampling = tiny.prompts(20)[0], Sampling(max_tokens=6, n=2, seed=3, ignore_end=True)
-    found = [[x.tokens for x in engine(adapters=adapters, **options).generate(
+    tokens = [[x.tokens for x in engine(adapters=adapters, **options).generate(
         [Request(prompt, sampling, adapter="small")])[0].completions] for options in ({}, {"block": 4})]  # fmt: skip
-    assert found[0] == found[1] and found[0][0] != found[0][1]
+    assert tokens[0] == tokens[1] and tokens[0][0] != tokens[0][1]

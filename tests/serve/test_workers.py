@@ -35,15 +35,15 @@ def test_metrics_get_a_label():
 
 
 def test_the_router_counts_the_requests_of_all_workers(monkeypatch):
-    made = []
-    monkeypatch.setattr(command, "_listen", lambda uvicorn, app, *rest: made.append(app))
+    apps = []
+    monkeypatch.setattr(command, "_listen", lambda uvicorn, app, *rest: apps.append(app))
     command.serve("tiny", workers=2, keys=("a", "b"), rate=2, allowed_hosts=("x",), trust_request_chat_template=True)
-    router = made[0].routes[0].endpoint.__self__
+    router = apps[0].routes[0].endpoint.__self__
     assert all("--rate" not in x.command and "--keys" in x.command for x in router.workers)
     assert all("--trust_request_chat_template" in x.command and "x" not in x.command for x in router.workers)
 
     async def statuses(*keys: str) -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(made[0]), base_url="http://router") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(apps[0]), base_url="http://router") as client:
             headers = [{"Authorization": f"Bearer {key}"} for key in keys]
             return [(await client.post("/v1/completions", json={}, headers=x)).status_code for x in headers]
 

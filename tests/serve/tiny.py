@@ -20,17 +20,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["</s>"])
-    found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", clean_up_tokenization_spaces=False)
-    found.chat_template = TEMPLATE
-    return found
+    backend = Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["</s>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", clean_up_tokenization_spaces=False)
+    fast.chat_template = TEMPLATE
+    return fast
 
 
 def config(**options: Any) -> LlamaConfig:
-    """Of a small Llama whose vocabulary is that of the tokenizer."""
+    """The config of a small Llama whose vocabulary is that of the tokenizer."""
     sizes = dict(vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, max_position_embeddings=256, eos_token_id=256, bos_token_id=None,
                  pad_token_id=None)  # fmt: skip
@@ -40,12 +40,12 @@ def config(**options: Any) -> LlamaConfig:
 def model(seed: int = 0, **options: Any) -> LlamaForCausalLM:
     """A small Llama with random weights, whose greedy output is not a constant."""
     torch.manual_seed(seed)
-    made = LlamaForCausalLM(config(**options)).eval()
+    llama = LlamaForCausalLM(config(**options)).eval()
     with torch.no_grad():
-        for p in made.parameters():
+        for p in llama.parameters():
             if p.ndim > 1:
                 p.normal_(0, 0.15)
-    return made
+    return llama
 
 
 def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
@@ -56,5 +56,5 @@ def prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
 
 def greedy(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
     """What `transformers` continues a prompt with."""
-    made = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=count, **options)
-    return made[0, len(prompt) :].tolist()
+    generated = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=count, **options)
+    return generated[0, len(prompt) :].tolist()

@@ -26,8 +26,8 @@ def test_presets_have_them_and_other_devices_do_not():
 
 
 def test_they_are_those_of_the_benchmark():
-    found = json.loads(RESULT.read_text())["by_kind"]
-    assert {kind: row["error_bar"] for kind, row in found.items()} == pytest.approx(ERROR_BARS, abs=0.01)
+    by_kind = json.loads(RESULT.read_text())["by_kind"]
+    assert {kind: row["error_bar"] for kind, row in by_kind.items()} == pytest.approx(ERROR_BARS, abs=0.01)
 
 
 def test_steps_with_experts_are_told_from_others():

@@ -31,10 +31,10 @@ def test_calls_add_up_to_the_forward_pass(level):
     graph = step()
     seconds = forward_seconds(graph, CLUSTER, level)
     program = improve(shard(graph.keep(["loss"]), Plan({"dp": 1}), 0), level)
-    made = simulate([program], CLUSTER.of(1), level)
-    events = made.replays[0].events
-    copies = sum(t.seconds for t in made.tasks[0] if all(n.target in FREE for n in events[t.event].nodes))
-    assert sum(map(seconds, forward(graph))) == pytest.approx(made.seconds - copies), "all but reshapes that copy"
+    simulation = simulate([program], CLUSTER.of(1), level)
+    events = simulation.replays[0].events
+    copies = sum(t.seconds for t in simulation.tasks[0] if all(n.target in FREE for n in events[t.event].nodes))
+    assert sum(map(seconds, forward(graph))) == pytest.approx(simulation.seconds - copies), "all but reshapes that copy"
 
 
 def test_what_fuses_costs_less_and_products_the_same():

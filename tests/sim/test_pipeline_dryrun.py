@@ -48,9 +48,9 @@ def graph():
 
 def dried(graph, schedule, stages=UNIFORM, devices=4) -> PipelineDryRun:
     plan = tutti.Plan({"pp": devices}, accumulate=COUNT, stages=stages, schedule=schedule)
-    made = dry_run(graph, plan, tutti.Cluster.parse(f"h100:{devices}"))
-    assert isinstance(made, PipelineDryRun)
-    return made
+    run = dry_run(graph, plan, tutti.Cluster.parse(f"h100:{devices}"))
+    assert isinstance(run, PipelineDryRun)
+    return run
 
 
 @pytest.mark.parametrize("schedule, stages, devices, share", [
@@ -59,8 +59,8 @@ def dried(graph, schedule, stages=UNIFORM, devices=4) -> PipelineDryRun:
     ("interleaved", UNIFORM, 2, 1 / 2 / COUNT),
 ])  # fmt: skip
 def test_bubbles_of_equal_stages(graph, schedule, stages, devices, share):
-    made = dried(graph, schedule, stages, devices)
-    assert made.bubble / (made.seconds - made.bubble) == pytest.approx(share, rel=0.1)
+    run = dried(graph, schedule, stages, devices)
+    assert run.bubble / (run.seconds - run.bubble) == pytest.approx(share, rel=0.1)
 
 
 def test_pairs_hide_communication():
@@ -84,37 +84,39 @@ def test_a_split_backward_pass_waits_less(graph):
 
 
 def test_devices_hold_as_many_microbatches_as_are_in_flight(graph):
-    """Of 1F1B the d-th device p - d, of GPipe each all of them."""
-    made = {name: [m.kinds["activations"] for m in dried(graph, name).memories] for name in ("1f1b", "gpipe")}
-    one = made["1f1b"][-1]
-    assert made["1f1b"][0] / one == pytest.approx(4, rel=0.3)
-    assert made["gpipe"][2] / one == pytest.approx(COUNT, rel=0.3)
-    assert made["1f1b"] == sorted(made["1f1b"], reverse=True)
+    """In 1F1B the d-th device holds p - d, in GPipe each device all of them."""
+    activations = {name: [m.kinds["activations"] for m in dried(graph, name).memories] for name in ("1f1b", "gpipe")}
+    one = activations["1f1b"][-1]
+    assert activations["1f1b"][0] / one == pytest.approx(4, rel=0.3)
+    assert activations["gpipe"][2] / one == pytest.approx(COUNT, rel=0.3)
+    assert activations["1f1b"] == sorted(activations["1f1b"], reverse=True)
 
 
 def test_a_device_holds_the_state_of_its_stages_alone(graph):
-    made = dried(graph, "1f1b")
+    run = dried(graph, "1f1b")
     whole = sum(graph.spec(f"param:{name}").bytes for name in graph.names("param"))
-    assert sum(m.kinds["parameters"] for m in made.memories) == whole
-    gradients = [max(held.kinds["accumulated gradients"] for held in course) for course in made.courses]
+    assert sum(m.kinds["parameters"] for m in run.memories) == whole
+    gradients = [max(memory.kinds["accumulated gradients"] for memory in course) for course in run.courses]
     assert sum(gradients) == whole, "each device accumulates those of its own parameters"
-    assert all(held.total >= sum(held.kinds[kind] for kind in RESIDENT) for course in made.courses for held in course)
+    assert all(
+        memory.total >= sum(memory.kinds[kind] for kind in RESIDENT) for course in run.courses for memory in course
+    )
 
 
 def test_a_split_state_counts_as_its_parts():
     model = zoo.llama(4)
     graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
     cluster = tutti.Cluster.parse("h100:4")
-    made = dry_run(graph, Planner(graph, cluster, (), 1).named("pp2xtp2"), cluster)
-    assert isinstance(made, PipelineDryRun)
-    for memory in made.memories:
+    run = dry_run(graph, Planner(graph, cluster, (), 1).named("pp2xtp2"), cluster)
+    assert isinstance(run, PipelineDryRun)
+    for memory in run.memories:
         assert memory.kinds["optimizer state"] == pytest.approx(2 * memory.kinds["parameters"], rel=0.01)
 
 
 def test_what_is_sent_is_what_crosses(graph):
-    made = dried(graph, "1f1b")
+    run = dried(graph, "1f1b")
     activation = 2048 * 1024 * 4
-    messages, size = made.sent[1]
+    messages, size = run.sent[1]
     assert size == pytest.approx(2 * COUNT * activation, rel=0.01) and messages >= 2 * COUNT
 
 
@@ -126,14 +128,14 @@ def test_activations_that_every_device_holds_between_its_actions():
     most = [0, 0]
 
     def watch(device, act):
-        def acting(given):
-            acted = act(given)
-            held = {
+        def acting(action):
+            acted = act(action)
+            storages = {
                 x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
                 for row in device.values.values()
                 for x in row
             }
-            most[device.number] = max(most[device.number], sum(held.values()))
+            most[device.number] = max(most[device.number], sum(storages.values()))
             return acted
 
         return acting
@@ -143,8 +145,8 @@ def test_activations_that_every_device_holds_between_its_actions():
     for device in executor.local_devices.values():
         device.act = watch(device, device.act)
     step(data)
-    made = dry_run(step.graph, step.plan, tutti.Cluster.parse("cpu:2"))
-    for memory, bytes_held in zip(made.memories, most, strict=True):
+    run = dry_run(step.graph, step.plan, tutti.Cluster.parse("cpu:2"))
+    for memory, bytes_held in zip(run.memories, most, strict=True):
         assert memory.kinds["activations"] == pytest.approx(bytes_held, rel=0.25)
 
 
@@ -160,19 +162,19 @@ def test_planned_by_name_and_explained():
 
 
 def test_a_picture_and_a_trace(graph, tmp_path, monkeypatch):
-    made = dried(graph, "zb-h1")
-    save_gantt(made, tmp_path / "step.svg")
+    run = dried(graph, "zb-h1")
+    save_gantt(run, tmp_path / "step.svg")
     text = (tmp_path / "step.svg").read_text()
     assert "device 3" in text and "gradients" in text and "update" in text and "how it begins" not in text
     monkeypatch.setattr(panels, "MANY", 2)
     monkeypatch.setattr(panels, "FIRST", 5)
-    (title, seconds, rows), (_, whole, all_rows) = panels.panels(made)
+    (title, seconds, rows), (_, whole, all_rows) = panels.panels(run)
     first = [end for blocks in rows["device 0"].values() for _, end in blocks]
     assert title == "how it begins" and len(first) == 5 and max(first) <= seconds < whole
     assert rows["device 0"]["forward"] == all_rows["device 0"]["forward"][: len(rows["device 0"]["forward"])]
-    events = timeline(made)["traceEvents"]
+    events = timeline(run)["traceEvents"]
     work = [e for e in events if e["ph"] == "X" and e["pid"] == 2]
-    assert sum(e["dur"] for e in work) / 1e6 == pytest.approx(made.seconds - _idle(made, 2))
+    assert sum(e["dur"] for e in work) / 1e6 == pytest.approx(run.seconds - _idle(run, 2))
     assert "stage 2 W of microbatch 11" in {e["name"] for e in work}
 
 
@@ -182,19 +184,19 @@ def test_a_call_of_a_function():
     optimizer = torch.optim.AdamW(model.parameters())
     store, cluster = tutti.Store(model=model, optimizer=optimizer), tutti.Cluster.parse("cpu:2")
     fn = tutti.train_step(model, optimizer, data, store=store, cluster=cluster, plan="pp2")
-    made = dry_run(fn.graph, fn.plan, cluster)
-    assert isinstance(made, PipelineDryRun) and [s.name for s in made.spans] == [
+    run = dry_run(fn.graph, fn.plan, cluster)
+    assert isinstance(run, PipelineDryRun) and [s.name for s in run.spans] == [
         "stage 0 C0",
         "stage 1 C1",
         "stage 0 C2",
     ]
-    assert all(a.end <= b.begin for a, b in zip(made.spans, made.spans[1:], strict=False))
-    assert {s.work for s in made.spans} == {"call"} and made.bubble > 0
-    for memory, held in zip(made.memories, store.parts, strict=True):
-        kept = sum(x.untyped_storage().nbytes() for x in held.values())
-        assert memory.kinds["parameters"] + memory.kinds["optimizer state"] == pytest.approx(kept, rel=0.01)
+    assert all(a.end <= b.begin for a, b in zip(run.spans, run.spans[1:], strict=False))
+    assert {s.work for s in run.spans} == {"call"} and run.bubble > 0
+    for memory, part in zip(run.memories, store.parts, strict=True):
+        stored_bytes = sum(x.untyped_storage().nbytes() for x in part.values())
+        assert memory.kinds["parameters"] + memory.kinds["optimizer state"] == pytest.approx(stored_bytes, rel=0.01)
 
 
-def _idle(made, device):
-    spans = sorted((s.begin, s.end) for s in made.spans if s.device == device)
-    return made.seconds - sum(end - begin for begin, end in spans)
+def _idle(run, device):
+    spans = sorted((s.begin, s.end) for s in run.spans if s.device == device)
+    return run.seconds - sum(end - begin for begin, end in spans)

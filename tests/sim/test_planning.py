@@ -69,11 +69,13 @@ def test_one_device_with_room_for_all_has_one_plan(folder, monkeypatch):
         return tutti.parallelize(model, optimizer, zoo.tokens(4), cluster="cpu:1", level="O0", **options)
 
     scarce = one(memory="64MiB")
-    made = sum(spec.bytes for node in scarce.graph.nodes for spec in flat(node.meta.get("val")))
-    searched = one(memory=1.9 * made)._plan
+    total_bytes = sum(spec.bytes for node in scarce.graph.nodes for spec in flat(node.meta.get("val")))
+    searched = one(memory=1.9 * total_bytes)._plan
     assert searched.prediction is not None
     with monkeypatch.context() as patched:
         patched.setattr(planning, "Search", None)
-        step = one(memory=2.1 * made)
-    assert step._plan.prediction is None and step.plan.predicted.peak_bytes == searched.predicted.peak_bytes < made
+        step = one(memory=2.1 * total_bytes)
+    assert (
+        step._plan.prediction is None and step.plan.predicted.peak_bytes == searched.predicted.peak_bytes < total_bytes
+    )
     assert step.plan.replace(reasons=(), cluster="") == searched.replace(reasons=(), cluster="")

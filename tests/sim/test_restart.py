@@ -64,9 +64,9 @@ def block_by_block(then: tutti.Step, now: tutti.Step, width: int, lost: int) -> 
 ])  # fmt: skip
 def test_it_is_what_counting_every_block_gives(before, m, after, n, width, lost):
     then, now = step(before, m), step(after, n)
-    made = restart(now.graph, now.plan, width, then.plan, lost=lost)
-    assert (made.devices, made.machines, made.sent) == block_by_block(then, now, width, lost)
-    assert sum(made.sent) > 0
+    prediction = restart(now.graph, now.plan, width, then.plan, lost=lost)
+    assert (prediction.devices, prediction.machines, prediction.sent) == block_by_block(then, now, width, lost)
+    assert sum(prediction.sent) > 0
 
 
 @pytest.mark.parametrize(("before", "m", "after", "n"), [
@@ -80,8 +80,10 @@ def test_a_process_of_all_ranks_reads_as_much(before, m, after, n, tmp_path):
 
 
 def test_seconds_are_those_of_the_narrowest(tmp_path):
-    made = Restart(100, [30, 20], [40, 20], [10, 0], Storage(process=1, machine=8, files=10, network=4, checksum=50))
-    assert (made.times, made.reading, made.receiving) == (0.6, 30, 30)
-    assert made.checking == 100 / 2 / 8 and made.checking_memory == 2 * 100 / 2 / 50
+    prediction = Restart(
+        100, [30, 20], [40, 20], [10, 0], Storage(process=1, machine=8, files=10, network=4, checksum=50)
+    )
+    assert (prediction.times, prediction.reading, prediction.receiving) == (0.6, 30, 30)
+    assert prediction.checking == 100 / 2 / 8 and prediction.checking_memory == 2 * 100 / 2 / 50
     slow = Restart(100, [30, 20], [40, 20], [80, 0], Storage(process=9, machine=8, files=2, network=4, checksum=50))
     assert (slow.reading, slow.receiving) == (60 / 4, 20)

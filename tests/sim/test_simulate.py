@@ -43,12 +43,14 @@ PRODUCTS = [(512, 256, 1024), (512, 1024, 64), (512, 64, 64)]
 
 
 def test_a_chain_of_products_on_one_device_takes_the_sum_of_their_prices():
-    made = simulate([program(chain, CHAIN, {"dp": 1}, dtype=BF16)], ONE)
+    simulation = simulate([program(chain, CHAIN, {"dp": 1}, dtype=BF16)], ONE)
     device = ONE.device
-    assert made.seconds == pytest.approx(sum(device.matmul_seconds(1, *s, BF16) + device.overhead for s in PRODUCTS))
-    assert made.flops == sum(2 * m * k * n for m, k, n in PRODUCTS)
-    assert made.busy(0) == {"compute": pytest.approx(made.seconds)} and not made.exposed(0)
-    assert made.slowest(0)[0][0] == "layer 0"
+    assert simulation.seconds == pytest.approx(
+        sum(device.matmul_seconds(1, *s, BF16) + device.overhead for s in PRODUCTS)
+    )
+    assert simulation.flops == sum(2 * m * k * n for m, k, n in PRODUCTS)
+    assert simulation.busy(0) == {"compute": pytest.approx(simulation.seconds)} and not simulation.exposed(0)
+    assert simulation.slowest(0)[0][0] == "layer 0"
     assert dtype_of([program(chain, CHAIN, {"dp": 1}, dtype=BF16)]) == BF16
 
 
@@ -65,17 +67,17 @@ def test_an_all_reduce_takes_what_the_cluster_says_and_a_copy_into_its_result():
         one = program(reduced, {"grad:w": (1 << 22,)}, {"dp": 8})
         if overlaps:
             insert_waits(one.graph, [])
-        made = simulate([one], STEADY)
+        simulation = simulate([one], STEADY)
         sent = 2 * 7 * count // 8
         wire = H100.time("all_reduce", sent, 1, 8)
         device = H100.device
         copy, neg, add = (n * count / device.reached + device.overhead for n in (2, 2, 3))
         hidden = min(wire, neg) if overlaps else 0.0
-        assert made.seconds == pytest.approx(copy + wire + neg + add - hidden)
-        assert made.communication(0) == {("all_reduce", "dp"): (1, sent, pytest.approx(wire))}
-        assert made.exposed(0) == {("all_reduce", "dp"): pytest.approx(wire - hidden)}
-        assert made.flops == 0
-        assert made.busy(0)["dp"] + made.idle(0)["dp"] == pytest.approx(made.seconds)
+        assert simulation.seconds == pytest.approx(copy + wire + neg + add - hidden)
+        assert simulation.communication(0) == {("all_reduce", "dp"): (1, sent, pytest.approx(wire))}
+        assert simulation.exposed(0) == {("all_reduce", "dp"): pytest.approx(wire - hidden)}
+        assert simulation.flops == 0
+        assert simulation.busy(0)["dp"] + simulation.idle(0)["dp"] == pytest.approx(simulation.seconds)
 
 
 def test_the_axis_says_which_links_are_used():
@@ -97,28 +99,28 @@ def test_all_ranks_of_a_data_parallel_plan_end_at_the_same_time():
     plan = Planner(graph, cluster).named("dp")
     step = graph.keep([n for n in graph.outputs if n not in graph.gradient_names])
     programs = [improve(shard(step, plan, rank), "O0") for rank in range(4)]
-    made = simulate(programs, cluster)
-    ends = {rank: max(s.end for s in made.spans if s.rank == rank) for rank in made.ranks}
-    assert len(set(ends.values())) == 1 and ends[0] == made.seconds
-    assert len({m.peak for m in made.memory.values()}) == 1
+    simulation = simulate(programs, cluster)
+    ends = {rank: max(s.end for s in simulation.spans if s.rank == rank) for rank in simulation.ranks}
+    assert len(set(ends.values())) == 1 and ends[0] == simulation.seconds
+    assert len({m.peak for m in simulation.memory.values()}) == 1
     alone = simulate(programs[:1], cluster)
-    assert alone.seconds == pytest.approx(made.seconds) and alone.flops == made.flops
+    assert alone.seconds == pytest.approx(simulation.seconds) and alone.flops == simulation.flops
     slow = simulate(programs, cluster, slower={2: 2.0})
-    assert slow.seconds > made.seconds + 0.9 * made.busy(2)["compute"]
+    assert slow.seconds > simulation.seconds + 0.9 * simulation.busy(2)["compute"]
     assert sum(slow.exposed(0).values()) > sum(slow.exposed(2).values())
 
 
 def test_a_dry_run_of_microbatches_is_its_parts():
     graph, cluster = captured(), Cluster.parse("cpu:4")
     plan = Planner(graph, cluster, accumulate=3).named("dp2xtp2")
-    made = dry_run(graph, plan, cluster)
-    micro, update = made.parts
+    run = dry_run(graph, plan, cluster)
+    micro, update = run.parts
     assert (micro.runs, update.runs) == (3, 1)
-    assert made.seconds == pytest.approx(3 * micro.simulation.seconds + update.simulation.seconds)
-    exposed = sum(row[3] for row in made.communication().values())
-    assert made.compute + exposed == pytest.approx(made.seconds)
-    assert made.flops == 3 * graph.flops
-    assert made.fraction_of_peak == pytest.approx(made.flops / (cluster.peak("float32") * made.seconds))
+    assert run.seconds == pytest.approx(3 * micro.simulation.seconds + update.simulation.seconds)
+    exposed = sum(row[3] for row in run.communication().values())
+    assert run.compute + exposed == pytest.approx(run.seconds)
+    assert run.flops == 3 * graph.flops
+    assert run.fraction_of_peak == pytest.approx(run.flops / (cluster.peak("float32") * run.seconds))
 
 
 def test_fusing_only_saves():
@@ -141,5 +143,5 @@ def test_the_dtype_of_work_whose_first_result_is_not_made():
     layer = torch.nn.Conv2d(3, 4, 3)
     batch = {"input": torch.zeros(2, 3, 8, 8)}
     step = tutti.capture(layer, batch, torch.optim.SGD(layer.parameters()), lambda model, b: model(**b).sum())
-    made = dry_run(step, Planner(step, ONE).named("single"), ONE)
-    assert dtype_of([made.parts[0].program]) == torch.float32
+    run = dry_run(step, Planner(step, ONE).named("single"), ONE)
+    assert dtype_of([run.parts[0].program]) == torch.float32

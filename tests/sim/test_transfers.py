@@ -38,13 +38,15 @@ def sizes(*kinds):
 
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_bytes_by_tier_and_over_links(level):
-    made = ran("offload2", level=level)
+    run = ran("offload2", level=level)
     state, own = sizes("master", "exp_avg", "exp_avg_sq"), sizes("param")
-    assert state + own <= made.memory.tiers["host"] < 1.5 * (state + own)
-    found = made.communication()
-    assert found["lend", OUT][1] == own, "a gradient goes out for each parameter"
-    assert own < found["fetch", IN][1] <= 2 * own, "parameters come twice, but for those that are wanted again at once"
-    (simulation,) = [part.simulation for part in made.parts]
+    assert state + own <= run.memory.tiers["host"] < 1.5 * (state + own)
+    traffic = run.communication()
+    assert traffic["lend", OUT][1] == own, "a gradient goes out for each parameter"
+    assert own < traffic["fetch", IN][1] <= 2 * own, (
+        "parameters come twice, but for those that are wanted again at once"
+    )
+    (simulation,) = [part.simulation for part in run.parts]
     assert set(simulation.busy(0)) == {"compute", IN, OUT, HOST_COMPUTES}
 
 
@@ -58,10 +60,10 @@ def test_a_fast_link_is_hidden_and_a_slow_one_is_waited_for():
 
 def test_the_host_takes_as_long_as_its_memory():
     host = Outer(2**40, 1e15, 1e6)
-    made = ran("offload", beside(host)).prediction()
+    prediction = ran("offload", beside(host)).prediction()
     read_and_written = 2 * sizes("master", "exp_avg", "exp_avg_sq") + sizes("param")  # and the gradient
-    assert made.step_seconds == pytest.approx(read_and_written / 1e6, rel=0.35)
-    assert made.communication_seconds == 0 < made.transfer_seconds
+    assert prediction.step_seconds == pytest.approx(read_and_written / 1e6, rel=0.35)
+    assert prediction.communication_seconds == 0 < prediction.transfer_seconds
 
 
 def test_what_is_kept_outside_is_not_on_the_device():

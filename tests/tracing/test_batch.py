@@ -37,9 +37,11 @@ def test_leaves_have_their_paths_as_names():
 
 def test_containers_are_rebuilt_in_kind_and_the_old_ones_stay():
     flat = FlatBatch(BATCH)
-    made = flat.rebuilt({**flat.inputs, "batch:s.x": Y, "batch:u.z": Y, "common:l.0": X})
-    assert type(made["s"]) is Sample and made["s"].x is Y and made["s"].scale == 0.5
-    assert type(made["p"]) is Pair and type(made["u"]) is UserDict and made["u"]["z"] is Y and made["l"] == [X, None]
+    batch = flat.rebuilt({**flat.inputs, "batch:s.x": Y, "batch:u.z": Y, "common:l.0": X})
+    assert type(batch["s"]) is Sample and batch["s"].x is Y and batch["s"].scale == 0.5
+    assert (
+        type(batch["p"]) is Pair and type(batch["u"]) is UserDict and batch["u"]["z"] is Y and batch["l"] == [X, None]
+    )
     assert BATCH["s"].x is X and BATCH["u"]["z"] is X
 
 
@@ -57,9 +59,9 @@ def test_a_tensor_that_is_in_a_list_too_counts_once():
 
 
 def test_parts_slice_rows_and_lists_of_samples():
-    made = FlatBatch({**BATCH, "each": [torch.ones(i) for i in range(6)]}).part(2, 4)
-    assert made["p"].a.tolist() == [2, 3] and made["p"].b is BATCH["p"].b and made["s"].x.shape == (2, 4)
-    assert [len(x) for x in made["each"]] == [2, 3] and made["l"] is BATCH["l"]
+    part = FlatBatch({**BATCH, "each": [torch.ones(i) for i in range(6)]}).part(2, 4)
+    assert part["p"].a.tolist() == [2, 3] and part["p"].b is BATCH["p"].b and part["s"].x.shape == (2, 4)
+    assert [len(x) for x in part["each"]] == [2, 3] and part["l"] is BATCH["l"]
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ class Loss:
     """An object that is called. It refers to the model too."""
 
     def __init__(self, model, criterion):
-        self.model, self.held = model, {"criteria": [criterion]}
+        self.model, self.parts = model, {"criteria": [criterion]}
 
     def __call__(self, model, batch):
-        return self.held["criteria"][0](model(batch[0]), batch[1])
+        return self.parts["criteria"][0](model(batch[0]), batch[1])
 
 
 class Wrapper(nn.Module):
@@ -117,18 +117,18 @@ def test_it_trains_with_the_model(place, plan):
 
 
 def test_a_checkpoint_has_it(tmp_path):
-    step = tutti.parallelize(*made(), (X, Y), loss=LOSS, cluster="cpu:2", plan="dp2", level="O0")
+    step = tutti.parallelize(*model_and_optimizer(), (X, Y), loss=LOSS, cluster="cpu:2", plan="dp2", level="O0")
     step((X, Y))
     checkpoints = tutti.Checkpoints(tmp_path)
     step.save(checkpoints)
     folder = checkpoints.wait()
     expected = [step((X, Y)).item() for _ in range(2)]
-    again = tutti.parallelize(*made(), (X, Y), loss=LOSS, cluster="cpu:2", plan="zero3", level="O0")
+    again = tutti.parallelize(*model_and_optimizer(), (X, Y), loss=LOSS, cluster="cpu:2", plan="zero3", level="O0")
     again.load(folder)
     assert [again((X, Y)).item() for _ in range(2)] == pytest.approx(expected, rel=1e-5)
 
 
-def made():
+def model_and_optimizer():
     global LOSS
     model, criterion, optimizer = parts()
     LOSS = in_closure(model, criterion)

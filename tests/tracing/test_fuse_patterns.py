@@ -36,7 +36,7 @@ def captured(function, **options) -> tutti.StepGraph:
     return tutti.capture(Normed(function, options.pop("eps", 1e-6)), (torch.randn(2, 3, 8),), **options)
 
 
-FOUND = {
+MATCHES = {
     "a norm": lambda m, x: m.norm(x)[0].tanh(),
     "read again": lambda m, x: m.norm(x)[0].tanh() + x,
     "read before": lambda m, x: x.sin() + m.norm(x)[0].tanh(),
@@ -45,9 +45,9 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", MATCHES)
 def test_found(name):
-    graph, plain = captured(FOUND[name]), captured(FOUND[name], patterns=())
+    graph, plain = captured(MATCHES[name]), captured(MATCHES[name], patterns=())
     count = len(plain.graph.find_nodes(op="call_function", target=torch.ops.aten.rsqrt.default))
     assert graph.matches == {"RMS norm": count}
     targets = Counter(n.target for n in graph.calls)
@@ -71,7 +71,7 @@ def test_not_found(function):
 
 
 def test_any_epsilon():
-    graph = captured(FOUND["a norm"], eps=0.25)
+    graph = captured(MATCHES["a norm"], eps=0.25)
     (node,) = graph.graph.find_nodes(op="call_function", target=ops.rms_norm.default)
     assert node.args[2] == 0.25
 
@@ -79,7 +79,7 @@ def test_any_epsilon():
 @pytest.mark.parametrize("learns", ["linear.weight", "weight", "linear.bias"])
 def test_what_learns_has_a_gradient(learns):
     """Frozen parameters: the backward pass makes what is wanted, and no more."""
-    model = Normed(FOUND["read again"])
+    model = Normed(MATCHES["read again"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name == learns)
     graph = tutti.capture(model, (torch.randn(2, 3, 8),))
@@ -89,7 +89,7 @@ def test_what_learns_has_a_gradient(learns):
 
 
 def test_a_residual_stream_is_added_by_the_norm():
-    graph = captured(FOUND["read again"])
+    graph = captured(MATCHES["read again"])
     (backward,) = graph.graph.find_nodes(op="call_function", target=ops.rms_norm_backward.default)
     assert len(backward.args) == 8, "the gradient that comes from behind is an operand"
 

@@ -22,7 +22,7 @@ def saved(folder, config, architecture: str, **changes) -> str:
     return str(path)
 
 
-def made(source: str) -> dict[str, tuple[int, ...]]:
+def shapes_of(source: str) -> dict[str, tuple[int, ...]]:
     """The shapes of the batch, with which the model was captured."""
     model, batch = load(source, 3, 20)
     assert {x.device.type for x in batch.values()} == {"meta"}
@@ -34,13 +34,13 @@ def made(source: str) -> dict[str, tuple[int, ...]]:
 
 def test_images_get_a_label_each(tmp_path):
     config = transformers.ViTConfig(**IMAGES)
-    shapes = made(saved(tmp_path, config, "ViTForImageClassification"))
+    shapes = shapes_of(saved(tmp_path, config, "ViTForImageClassification"))
     assert shapes == {"pixel_values": (3, 3, 24, 24), "labels": (3,)}
 
 
 def test_texts_are_scored_against_images(tmp_path):
     config = transformers.CLIPConfig(text_config=dict(TEXT, eos_token_id=95), vision_config=IMAGES, projection_dim=12)
-    shapes = made(saved(tmp_path, config, "CLIPModel"))
+    shapes = shapes_of(saved(tmp_path, config, "CLIPModel"))
     assert shapes == {"input_ids": (3, 16), "pixel_values": (3, 3, 24, 24)}, "there are 16 positions"
 
 
@@ -50,14 +50,14 @@ def test_speech_is_a_spectrogram(tmp_path):
         encoder_ffn_dim=24, decoder_ffn_dim=24, vocab_size=96, max_source_positions=10, max_target_positions=8,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3,
     )  # fmt: skip
-    shapes = made(saved(tmp_path, config, "WhisperForConditionalGeneration"))
+    shapes = shapes_of(saved(tmp_path, config, "WhisperForConditionalGeneration"))
     assert shapes == {"input_features": (3, 80, 20), "labels": (3, 8)}
 
 
 def test_a_decoder_starts_with_padding_where_nothing_else_is_said(tmp_path):
     config = transformers.T5Config(d_model=24, d_kv=12, d_ff=24, num_layers=1, num_heads=2, vocab_size=96)
     source = saved(tmp_path, config, "T5ForConditionalGeneration", decoder_start_token_id=...)
-    assert made(source) == {"input_ids": (3, 20), "labels": (3, 20)}
+    assert shapes_of(source) == {"input_ids": (3, 20), "labels": (3, 20)}
     assert load(source, 3, 20)[0].config.decoder_start_token_id == config.pad_token_id == 0
 
 
@@ -75,7 +75,7 @@ def test_a_decoder_starts_with_padding_where_nothing_else_is_said(tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_made_is_one_line(tmp_path, config, architecture, message):
     with pytest.raises(ValueError, match=f"{message}.*: give package.module:function, which returns"):
-        made(saved(tmp_path, config, architecture))
+        shapes_of(saved(tmp_path, config, architecture))
 
 
 def test_a_mistake_of_ones_own_model_stays_what_it_is():

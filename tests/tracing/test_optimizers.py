@@ -144,9 +144,9 @@ def test_equals_torch(cls, options):
     by_torch(optimizer, theirs, make_grads())
     assert_same(values, theirs)
     for name, param in theirs.items():
-        held = {key: x for key, x in optimizer.state[param].items() if key != "step" and x is not None}
-        assert held.keys() == state[name].keys()
-        for key, x in held.items():
+        slots = {key: x for key, x in optimizer.state[param].items() if key != "step" and x is not None}
+        assert slots.keys() == state[name].keys()
+        for key, x in slots.items():
             assert state[name][key].dtype == x.dtype
             torch.testing.assert_close(state[name][key], x, rtol=1e-6, atol=1e-6)
 
@@ -228,7 +228,7 @@ def test_bf16_masters_equal_float32_training(cls):
     theirs = {name: torch.nn.Parameter(p.detach().float()) for name, p in ours.items()}
     by_torch(cls(theirs.values(), lr=0.01), theirs, grads)
     for name, param in theirs.items():
-        assert all(held.dtype == torch.float32 for held in state[name].values())
+        assert all(slot.dtype == torch.float32 for slot in state[name].values())
         torch.testing.assert_close(state[name]["master"], param.detach(), rtol=1e-6, atol=1e-6)
         assert torch.equal(values[name], state[name]["master"].bfloat16())
 
@@ -237,7 +237,7 @@ def test_masters_only_for_low_precision():
     params = make_params()
     params["half"] = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
     state = state_of(torch.optim.AdamW(params.values()), {p: n for n, p in params.items()}, fp32_master_weights=True)
-    assert [name for name, held in state.items() if "master" in held] == ["half"]
+    assert [name for name, slots in state.items() if "master" in slots] == ["half"]
 
 
 @pytest.mark.parametrize("cls", TABLE)
@@ -253,8 +253,8 @@ def test_bf16_without_masters_stays_near_torch(cls):
     for name, param in exact.items():
         ours_off, theirs_off = ((x.float() - param).norm().item() for x in (values[name], theirs[name]))
         assert ours_off <= theirs_off + 0.01 * param.norm().item()
-    held = [(key, x) for each in state.values() for key, x in each.items()]
-    assert all(x.dtype == (torch.float32 if key in NUMBERS else torch.bfloat16) for key, x in held)
+    slots = [(key, x) for each in state.values() for key, x in each.items()]
+    assert all(x.dtype == (torch.float32 if key in NUMBERS else torch.bfloat16) for key, x in slots)
 
 
 def test_stochastic_rounding_makes_small_steps_on_average():
@@ -283,9 +283,9 @@ def test_stochastic_rounding_is_of_a_float32_update(cls):
         state = {key: torch.rand_like(value) for key, value in state.items()}
         wide = {key: value.float() for key, value in state.items()}
         value = params[name].detach()
-        new, held = update(optimizer, group, value, grads[name], state, *numbers, stochastic=True)
-        exact, exact_held = update(optimizer, group, value.float(), grads[name].float(), wide, *numbers)
-        for key, ours, theirs in (("", new, exact), *((key, held[key], exact_held[key]) for key in held)):
+        new, new_state = update(optimizer, group, value, grads[name], state, *numbers, stochastic=True)
+        exact, exact_state = update(optimizer, group, value.float(), grads[name].float(), wide, *numbers)
+        for key, ours, theirs in (("", new, exact), *((key, new_state[key], exact_state[key]) for key in new_state)):
             assert ours.dtype == (torch.float32 if key in NUMBERS else torch.bfloat16)
             torch.testing.assert_close(ours.float(), theirs, rtol=2**-7, atol=0)
 
@@ -302,10 +302,10 @@ def test_traces_to_a_graph_over_fake_tensors(cls):
     graph = traced(*args, torch.tensor(1), torch.tensor(0.01, dtype=torch.float64))
     for step, lr in ((1, 0.01), (7, 0.5)):
         late = (*args, torch.tensor(step), torch.tensor(lr, dtype=torch.float64))
-        new, held = graph(*late)
-        expected, expected_held = update(optimizer, group, *late)
+        new, new_state = graph(*late)
+        expected, expected_state = update(optimizer, group, *late)
         assert torch.equal(new, expected)
-        assert all(torch.equal(held[key], expected_held[key]) for key in expected_held)
+        assert all(torch.equal(new_state[key], expected_state[key]) for key in expected_state)
 
 
 @pytest.mark.parametrize("cls", TABLE)
@@ -318,15 +318,17 @@ def test_state_stays_on_the_device_of_its_parameter(cls):
         fake = lambda x: torch.empty(x.shape, dtype=x.dtype, device="cuda")  # noqa: E731
         weight, old = fake(params["weight"]), {key: fake(x) for key, x in state.items()}
         numbers = torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.float64)
-        new, held = update(optimizer, optimizer.param_groups[0], weight, weight, old, *numbers)
-    assert {x.device.type for x in (new, *held.values())} == {"cuda"}
-    assert {key: (x.shape, x.dtype) for key, x in held.items()} == {key: (x.shape, x.dtype) for key, x in state.items()}
+        new, new_state = update(optimizer, optimizer.param_groups[0], weight, weight, old, *numbers)
+    assert {x.device.type for x in (new, *new_state.values())} == {"cuda"}
+    assert {key: (x.shape, x.dtype) for key, x in new_state.items()} == {
+        key: (x.shape, x.dtype) for key, x in state.items()
+    }
 
 
 def test_meta_parameters_cost_no_memory():
     param = torch.nn.Parameter(torch.empty(100_000, 100_000, dtype=torch.bfloat16, device="meta"))
     state = state_of(torch.optim.AdamW([param]), {param: "w"}, fp32_master_weights=True)["w"]
-    assert {(held.device.type, held.dtype) for held in state.values()} == {("meta", torch.float32)}
+    assert {(slot.device.type, slot.dtype) for slot in state.values()} == {("meta", torch.float32)}
 
 
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e4])
@@ -607,8 +609,8 @@ def test_what_a_registered_update_may_not_return():
         def __init__(self, params):
             super().__init__(params, {"lr": 0.1})
 
-    def returning(new, held):
-        register(Bad, state=lambda group, param: {"mean": torch.zeros(())})(lambda *args: (new, held))
+    def returning(new, new_state):
+        register(Bad, state=lambda group, param: {"mean": torch.zeros(())})(lambda *args: (new, new_state))
         params = {"p": torch.nn.Parameter(torch.zeros(2))}
         by_update(Bad(params.values()), params, [{"p": torch.zeros(2)}])
 
@@ -626,12 +628,12 @@ def test_examples_of_adding_an_optimizer():
     """The page and the docstring, executed; both optimizers equal a loop that a person writes."""
     page, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)$", tutti.register_optimizer.__doc__ or "", re.MULTILINE)
-    known = dict(TABLE)
+    registered = dict(TABLE)
     try:
         for source in (page, "\n".join(lines)):
             space = {"torch": torch, "tutti": tutti}
             exec(compile(source, "example", "exec"), space)
-            (cls,) = TABLE.keys() - known
+            (cls,) = TABLE.keys() - registered
             params = make_params()
             values, _ = by_update(cls(params.values()), params, make_grads())
             for name, param in params.items():
@@ -643,7 +645,7 @@ def test_examples_of_adding_an_optimizer():
             del TABLE[cls]
     finally:
         TABLE.clear()
-        TABLE.update(known)
+        TABLE.update(registered)
 
 
 @pytest.mark.parametrize("cls", [torch.optim.Rprop, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])

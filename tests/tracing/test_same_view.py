@@ -29,8 +29,8 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=list(VIEWS))
 def test_a_view_of_a_tensor_is_read_from_the_whole(view: Tensor):
-    found = same_view(WHOLE, view.shape, view.stride(), int(view.storage_offset()))
-    assert torch.equal(found, view)
+    restored = same_view(WHOLE, view.shape, view.stride(), int(view.storage_offset()))
+    assert torch.equal(restored, view)
 
 
 @pytest.mark.parametrize("name", ["all", "transposed", "flat", "with a dim of size one", "the second half"])

@@ -63,8 +63,10 @@ def test_the_score_is_that_of_the_trainer_and_of_a_plain_loop(trained):
 
 def test_bits_a_byte_are_nats_a_token_over_bytes_a_token(trained):
     held_out = prepare(trained, Display(silent=True)).held_out
-    found = score(model_folder(trained.out), held_out, 4, 16)
-    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * held_out.tokens / held_out.text_bytes)
+    held_out_score = score(model_folder(trained.out), held_out, 4, 16)
+    assert held_out_score.bits_per_byte == pytest.approx(
+        held_out_score.loss / math.log(2) * held_out.tokens / held_out.text_bytes
+    )
     assert "perplexity 7.39  1.500 bits a byte  (1,000 tokens" in str(Score(2.0, 1.5, 1000))
 
 

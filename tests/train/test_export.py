@@ -24,11 +24,14 @@ def test_transformers_reads_what_was_trained(tiny, model, tmp_path, capsys):
     assert cli.main(["export", config.out, str(tmp_path / "model"), "--shard", "20KB"]) == 0
     assert f"{tmp_path / 'model'}" in capsys.readouterr().out
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
-    expected, found = stored_model(model_folder(config.out)), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    expected, exported = (
+        stored_model(model_folder(config.out)),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+    )
     for name, value in expected.state_dict().items():
-        assert torch.equal(found.state_dict()[name], value), name
+        assert torch.equal(exported.state_dict()[name], value), name
     ids = torch.arange(8)[None]
-    assert torch.equal(expected.eval()(ids).logits, found.eval()(ids).logits)
+    assert torch.equal(expected.eval()(ids).logits, exported.eval()(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "model").model_max_length == 16
 
 

@@ -32,14 +32,16 @@ def test_scores_are_mean_log_probabilities_of_the_words(tokenizer):
     assert batch["labels"].tolist() == [1, 0, 1]
     assert (batch["input_ids"].gather(1, batch["mask_positions"]) == tokenizer.mask_token_id).all()
     with torch.no_grad():
-        made = model(**batch)
-        told = model.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
+        outputs = model(**batch)
+        logprobs = model.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.log_softmax(
+            -1
+        )
     words = {w: tokenizer(w, add_special_tokens=False)["input_ids"] for w in ("very bad", "good", "film")}
     for i, (first, second) in enumerate(batch["mask_positions"].tolist()):
-        score = {w: sum(told[i, at, t] for at, t in zip((first, second), ids, strict=False)) / len(ids)
+        score = {w: sum(logprobs[i, at, t] for at, t in zip((first, second), ids, strict=False)) / len(ids)
                  for w, ids in words.items()}  # fmt: skip
         wanted = torch.stack([score["very bad"], (score["good"] + score["film"]) / 2])
-        torch.testing.assert_close(made.logits[i], wanted)
+        torch.testing.assert_close(outputs.logits[i], wanted)
 
 
 def test_mistakes_are_named(tokenizer):
@@ -62,12 +64,12 @@ def test_a_row_has_the_logits_of_its_task(tokenizer):
     model = MultiTaskModel(masked(tokenizer), {"two": 2, "three": 3}).eval()
     ids = torch.tensor(tokenizer(["the film", "a film"])["input_ids"])
     with torch.no_grad():
-        made = model(task=torch.tensor([0, 1]), input_ids=ids, labels=torch.tensor([1, 2]))
+        outputs = model(task=torch.tensor([0, 1]), input_ids=ids, labels=torch.tensor([1, 2]))
         alone = [model.single(name).eval()(input_ids=ids).logits[i] for i, name in enumerate(("two", "three"))]
-    torch.testing.assert_close(made.logits[0, :2], alone[0])
-    torch.testing.assert_close(made.logits[1], alone[1])
+    torch.testing.assert_close(outputs.logits[0, :2], alone[0])
+    torch.testing.assert_close(outputs.logits[1], alone[1])
     losses = [torch.nn.functional.cross_entropy(x, torch.tensor(y)) for x, y in zip(alone, (1, 2), strict=True)]
-    torch.testing.assert_close(made.loss, sum(losses) / 2)
+    torch.testing.assert_close(outputs.loss, sum(losses) / 2)
     assert [row["task"] for row in mixed({"three": [{}], "two": [{}]}, model)] == [1, 0]
     with pytest.raises(ValueError, match="no task 'four'"):
         mixed({"four": [{}]}, model)

@@ -30,14 +30,14 @@ class Line(nn.Module):
 def make(request, tmp_path):
     kind, arguments = request.param
 
-    def made(model=None, callbacks=(), rows=ROWS, folder=tmp_path, compute_metrics=None, **options):
+    def trainer_of(model=None, callbacks=(), rows=ROWS, folder=tmp_path, compute_metrics=None, **options):
         options = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "max_steps": 4,
                    "per_device_train_batch_size": 8, "learning_rate": 0.2, "logging_steps": 1} | options  # fmt: skip
         own = {"level": "O0", "cluster": "cpu:1"} if kind is tutti.Trainer else {}
         return kind(model or Line(), arguments(str(folder), **own, **options), train_dataset=rows, eval_dataset=rows,
                     callbacks=list(callbacks), compute_metrics=compute_metrics)  # fmt: skip
 
-    return made
+    return trainer_of
 
 
 def rates(trainer):
@@ -124,11 +124,11 @@ def test_what_a_trainer_has_not_says_what_to_use(tmp_path):
 
 
 def test_arguments_that_differ_from_those_of_a_checkpoint(tmp_path):
-    def made(**options):
+    def trainer_of(**options):
         arguments = tutti.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True,
                                             save_strategy="steps", level="O0", **options)  # fmt: skip
         return tutti.Trainer(Line(), arguments, train_dataset=ROWS)
 
-    made(save_steps=2, max_steps=2).train()
+    trainer_of(save_steps=2, max_steps=2).train()
     with pytest.warns(UserWarning, match="of a run with other arguments: save_steps was 2 and is 3"):
-        made(save_steps=3, max_steps=3).train(resume_from_checkpoint=True)
+        trainer_of(save_steps=3, max_steps=3).train(resume_from_checkpoint=True)

@@ -16,9 +16,9 @@ from tutti.train.trainer.draws import Draws
 
 
 def arguments(folder, **options):
-    known = {"global_batch_size": 4, "learning_rate": 0.1, "logging_steps": 1, "max_steps": 6, "save_strategy": "no",
+    usual = {"global_batch_size": 4, "learning_rate": 0.1, "logging_steps": 1, "max_steps": 6, "save_strategy": "no",
              "report_to": "none", "disable_tqdm": True, "use_cpu": True, "level": "O0", "plan": "dp"}  # fmt: skip
-    return tutti.TrainingArguments(str(folder), **(known | options))
+    return tutti.TrainingArguments(str(folder), **(usual | options))
 
 
 def losses(trainer, key="loss"):
@@ -75,11 +75,11 @@ def test_ranks_agree_whatever_one_of_them_draws(tmp_path):
     pool = Pool(2)
     try:
         wanted = pool.run(noisy_job, tmp_path)
-        found = pool.run(noisy_job, tmp_path, (DrawsOnRank0(),))
+        perturbed = pool.run(noisy_job, tmp_path, (DrawsOnRank0(),))
     finally:
         pool.close()
-    assert found[0] == found[1] and wanted[0] == wanted[1]
-    assert all(np.isfinite(x) for x in found[0][0])
+    assert perturbed[0] == perturbed[1] and wanted[0] == wanted[1]
+    assert all(np.isfinite(x) for x in perturbed[0][0])
 
 
 def test_callbacks_change_no_batch(tmp_path):
@@ -102,8 +102,8 @@ def test_draws_are_apart():
         first = torch.rand(1), np.random.rand(2)
     end = torch.rand(1)
     with draws:
-        found = torch.cat([first[0], torch.rand(3)]).tolist(), first[1].tolist(), random.random()
-    assert found == wanted and torch.equal(torch.cat([begin, end]), outside)
+        drawn = torch.cat([first[0], torch.rand(3)]).tolist(), first[1].tolist(), random.random()
+    assert drawn == wanted and torch.equal(torch.cat([begin, end]), outside)
 
 
 def test_a_run_with_random_batches_resumes_bit_for_bit(tmp_path):

@@ -31,10 +31,10 @@ def llama(**options):
 
 
 def arguments(folder, **options):
-    known = {"global_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 4, "save_strategy": "no",
+    usual = {"global_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 4, "save_strategy": "no",
              "report_to": "none", "disable_tqdm": True, "use_cpu": True, "level": "O0", "plan": "dp",
              "lr_scheduler_type": "constant"}  # fmt: skip
-    return tutti.TrainingArguments(str(folder), **(known | options))
+    return tutti.TrainingArguments(str(folder), **(usual | options))
 
 
 def trained(folder, model=None, callbacks=(), **options):
@@ -107,9 +107,9 @@ def test_optimizers_by_name(tmp_path, optim):
     args = {"lr": 3e-3, "weight_decay": 0.0}
     if optim != "lion":
         args |= {"betas": (0.9, 0.999), "eps": 1e-8}
-    given = kinds[optim](model if optim == "muon" else model.parameters(), **args)
+    optimizer = kinds[optim](model if optim == "muon" else model.parameters(), **args)
     own = tutti.Trainer(model, arguments(tmp_path, max_steps=3), train_dataset=ROWS,
-                        optimizers=(given, torch.optim.lr_scheduler.ConstantLR(given, 1.0)))  # fmt: skip
+                        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)))  # fmt: skip
     own.train()
     assert losses(named) == pytest.approx(losses(own), rel=1e-5)
     assert type(named.optimizer) is kinds[optim] and losses(named)[-1] < losses(named)[0]
@@ -141,8 +141,8 @@ def test_learning_rates_decay_by_layer(tmp_path):
     assert rates["model.embed_tokens.weight"] == 0.0625e-2
     assert losses(trainer, "learning_rate") == [1e-2] * 2
     with pytest.raises(ValueError, match=r"tutti\.optim\.groups"):
-        given = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
-        tutti.Trainer(llama(), arguments(tmp_path, layerwise_lr_decay=0.5), optimizers=(given, None))
+        optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
+        tutti.Trainer(llama(), arguments(tmp_path, layerwise_lr_decay=0.5), optimizers=(optimizer, None))
     with pytest.raises(ValueError, match="at most 1"):
         trained(tmp_path, layerwise_lr_decay=2.0)
 
@@ -151,11 +151,11 @@ class Weights(TrainerCallback):
     """The weights after each step."""
 
     def __init__(self):
-        self.found: list[torch.Tensor] = []
+        self.weights: list[torch.Tensor] = []
         self.trainer: Any = None
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.found.append(self.trainer.step.state_dict()["lm_head.weight"])
+        self.weights.append(self.trainer.step.state_dict()["lm_head.weight"])
 
 
 def test_averaged_weights(tmp_path):
@@ -165,7 +165,7 @@ def test_averaged_weights(tmp_path):
     seen.trainer = trainer
     trainer.train()
     average = first
-    for weight in seen.found:
+    for weight in seen.weights:
         average = 0.5 * average + 0.5 * weight
     torch.testing.assert_close(trainer.model.lm_head.weight.detach(), average)
     stored = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")

@@ -21,9 +21,9 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
 
 
 def arguments(folder, **options):
-    known = {"global_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 5, "save_strategy": "no",
+    usual = {"global_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 5, "save_strategy": "no",
              "report_to": "none", "disable_tqdm": True, "use_cpu": True, "level": "O0", "plan": "dp"}  # fmt: skip
-    return tutti.TrainingArguments(str(folder), **(known | options))
+    return tutti.TrainingArguments(str(folder), **(usual | options))
 
 
 def losses(trainer):
@@ -48,13 +48,13 @@ def test_a_task_by_name(tmp_path):
     trainer.train()
     assert {"eval_loss", "eval_accuracy"} <= trainer.evaluate().keys()
     masked = options | {"task": "masked-lm"}
-    made = [
+    trainers = [
         tutti.Trainer(bert(tokenizer, "BertForMaskedLM"), arguments(tmp_path, **more), train_dataset=rows, **masked)
         for more in ({}, {"cluster": "cpu:2", "plan": "tp"})
     ]
-    for one in made:
+    for one in trainers:
         one.train()
-    np.testing.assert_allclose(losses(made[0]), losses(made[1]), rtol=1e-4)
+    np.testing.assert_allclose(losses(trainers[0]), losses(trainers[1]), rtol=1e-4)
     for wrong, said in [(rows[:0], "empty"), ([{"txt": "a", "label": 0}], "'text'"),
                         ([{"text": "a", "label": 5}], "label")]:  # fmt: skip
         with pytest.raises(ValueError, match=said):
@@ -180,7 +180,7 @@ def test_a_trainer_goes_on_in_the_subspace_of_dim_reduce(tmp_path):
 
 
 def test_a_boost_level_knows_the_number_of_steps(tmp_path):
-    """Of 10 steps, the first 3 leave out layers, in two stages."""
+    """The first 3 of 10 steps leave out layers, in two stages."""
     rows = [{"input_ids": [1 + i % 5] * 6, "labels": [1 + i % 5] * 6} for i in range(16)]
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, **sizes))

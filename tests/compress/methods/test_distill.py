@@ -35,9 +35,9 @@ def test_gradients_are_those_of_learned_step_sizes(scheme):
     scales, zeros = scheme.grid(weight.detach())
     scales = (0.6 * scales).requires_grad_()  # some numbers are out of range
     direction = torch.randn(4, 16, generator=generator)
-    made = rounded(weight, scales, zeros, scheme)
-    torch.testing.assert_close(made.detach(), scheme.dequantize(_parts(scheme, weight, scales, zeros)))
-    (made * direction).sum().backward()
+    fake_quantized = rounded(weight, scales, zeros, scheme)
+    torch.testing.assert_close(fake_quantized.detach(), scheme.dequantize(_parts(scheme, weight, scales, zeros)))
+    (fake_quantized * direction).sum().backward()
     groups = scales.shape[1]
     zero = 2 ** (scheme.bits - 1) if zeros is None else zeros.float().unsqueeze(2)
     v = weight.detach().unflatten(1, (groups, -1)) / scales.detach().unsqueeze(2)
@@ -60,16 +60,16 @@ def _parts(scheme, weight, scales, zeros):
 def test_what_has_not_learned_is_what_it_was(method):
     model = tied()
     step = Quantize(Scheme(3, 16, symmetric=method == "gptq"), method, embeddings=Scheme(8, None))
-    made = compress(model, step, data()).model
-    before, batch = {path: x.dequantize() for path, x in quantized_layers(made).items()}, data()[0]
-    expected = made(**batch).logits
+    compressed = compress(model, step, data()).model
+    before, batch = {path: x.dequantize() for path, x in quantized_layers(compressed).items()}, data()[0]
+    expected = compressed(**batch).logits
     weights = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}
-    trainable(made, weights)
-    assert not quantized_layers(made) and made.lm_head is made.model.embed_tokens.table
-    torch.testing.assert_close(made(**batch).logits, expected, atol=1e-4, rtol=1e-4)
-    finished(made)
-    after = quantized_layers(made)
-    assert after.keys() == before.keys() and made.lm_head.q is made.model.embed_tokens.q
+    trainable(compressed, weights)
+    assert not quantized_layers(compressed) and compressed.lm_head is compressed.model.embed_tokens.table
+    torch.testing.assert_close(compressed(**batch).logits, expected, atol=1e-4, rtol=1e-4)
+    finished(compressed)
+    after = quantized_layers(compressed)
+    assert after.keys() == before.keys() and compressed.lm_head.q is compressed.model.embed_tokens.q
     for path, x in after.items():
         torch.testing.assert_close(x.dequantize(), before[path])
 
@@ -79,10 +79,10 @@ def test_the_loss_is_the_divergence_of_tokens_that_are_no_padding():
     mask = torch.ones_like(batch["input_ids"])
     mask[0, 5:] = 0
     p, q = (F.log_softmax(x(**batch, attention_mask=mask).logits / 2, -1) for x in (teacher, student))
-    kept = mask.bool()
-    wanted = 4 * F.kl_div(q[kept], p[kept], log_target=True, reduction="batchmean")
-    found = loss({"student": student, "teacher": teacher}, batch | {"attention_mask": mask}, temperature=2.0)
-    torch.testing.assert_close(found, wanted)
+    counted = mask.bool()
+    wanted = 4 * F.kl_div(q[counted], p[counted], log_target=True, reduction="batchmean")
+    divergence = loss({"student": student, "teacher": teacher}, batch | {"attention_mask": mask}, temperature=2.0)
+    torch.testing.assert_close(divergence, wanted)
 
 
 def test_two_bits_learn():
@@ -90,19 +90,19 @@ def test_two_bits_learn():
     recipe = Recipe((Quantize(Scheme(2, 16), embeddings=Scheme(4, 32)),))
     plain = compress(model, recipe, batches)
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    made = compress(model, recipe + Recipe((Distill(steps=40, lr=2e-3),)), batches)
-    assert made.report.after == plain.report.after and "distilled in 40 steps" in str(made.report)
-    assert lost(made.model, model, batches) < 0.6 * lost(plain.model, model, batches)
-    assert all(isinstance(x, QuantizedLinear) for x in quantized_layers(made.model).values())
+    distilled = compress(model, recipe + Recipe((Distill(steps=40, lr=2e-3),)), batches)
+    assert distilled.report.after == plain.report.after and "distilled in 40 steps" in str(distilled.report)
+    assert lost(distilled.model, model, batches) < 0.6 * lost(plain.model, model, batches)
+    assert all(isinstance(x, QuantizedLinear) for x in quantized_layers(distilled.model).values())
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
 @pytest.mark.parametrize("recipe", ["prune-0.5-magnitude", "prune-2:4-wanda+int3-g16-gptq"])
 def test_zeros_stay_while_a_model_learns(recipe):
-    made = compress(small(layers=1), f"{recipe}+distill-5-lr0.01", data()).model
+    distilled = compress(small(layers=1), f"{recipe}+distill-5-lr0.01", data()).model
     pruned = compress(small(layers=1), recipe.partition("+")[0], data()).model
     for part in ("mlp.down_proj", "self_attn.q_proj"):
-        layer, before = (m.model.layers[0].get_submodule(part) for m in (made, pruned))
+        layer, before = (m.model.layers[0].get_submodule(part) for m in (distilled, pruned))
         weight = layer.dequantize() if isinstance(layer, QuantizedLinear) else layer.weight
         assert torch.all(weight[before.weight == 0] == 0) and not torch.equal(weight, before.weight)
 
@@ -116,16 +116,16 @@ def test_a_second_distillation_goes_on_where_the_first_ended():
 
 
 def test_tied_tables_begin_with_what_they_were(monkeypatch):
-    model, given = tied(), {}
+    model, starts = tied(), {}
 
     def seen(student, weights, pruned):
-        given.update(weights)
+        starts.update(weights)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tutti.compress.methods.qat.trainable", seen)
     with pytest.raises(KeyboardInterrupt):
         compress(model, Recipe((Quantize(Scheme(4, 16), embeddings=Scheme(4, 32)), Distill(1))), data())
-    assert torch.equal(given["lm_head"], model.lm_head.weight)
+    assert torch.equal(starts["lm_head"], model.lm_head.weight)
 
 
 def test_quantized_experts_learn():
@@ -133,9 +133,9 @@ def test_quantized_experts_learn():
 
     teacher = model("mixtral", num_hidden_layers=1)
     plain = compress(teacher, "int3-g32", data()).model
-    made = compress(teacher, "int3-g32+distill-12-lr0.002", data()).model
-    assert lost(made, teacher, data()) < 0.8 * lost(plain, teacher, data())
-    assert isinstance(made.model.layers[0].mlp.experts[3].down_proj, QuantizedLinear)
+    distilled = compress(teacher, "int3-g32+distill-12-lr0.002", data()).model
+    assert lost(distilled, teacher, data()) < 0.8 * lost(plain, teacher, data())
+    assert isinstance(distilled.model.layers[0].mlp.experts[3].down_proj, QuantizedLinear)
 
 
 def test_batches_of_other_lengths_and_without_masks():
@@ -143,8 +143,8 @@ def test_batches_of_other_lengths_and_without_masks():
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[0, :5] = 0
     batches = [{"input_ids": rows}, {"input_ids": rows[:, :16], "attention_mask": mask, "labels": rows[:, :16]}]
-    made = compress(small(layers=1), "int3-g16-gptq+distill-4", batches)
-    assert "distilled in 4 steps" in str(made.report)
+    distilled = compress(small(layers=1), "int3-g16-gptq+distill-4", batches)
+    assert "distilled in 4 steps" in str(distilled.report)
 
 
 def test_a_smaller_model_learns_as_plain_pytorch_does():
@@ -155,10 +155,10 @@ def test_a_smaller_model_learns_as_plain_pytorch_does():
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
     from tutti.compress.methods.distill import rate
 
-    for i, found in enumerate(losses):
+    for i, logged in enumerate(losses):
         optimizer.param_groups[0]["lr"] = 1e-2 * rate(i, 4)
         value = loss({"student": plain, "teacher": teacher}, batches[i % len(batches)])
-        assert found == pytest.approx(value.item(), rel=1e-4)
+        assert logged == pytest.approx(value.item(), rel=1e-4)
         optimizer.zero_grad()
         value.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
@@ -200,12 +200,12 @@ def test_inputs_are_rounded_as_they_are_served(activations):
 
 @pytest.mark.parametrize("recipe", ["w8a8", "int8-a8static"])
 def test_what_has_learned_reports_no_error(recipe):
-    made = compress(small(layers=1), f"{recipe}+distill-2-lr0.1", data())
+    distilled = compress(small(layers=1), f"{recipe}+distill-2-lr0.1", data())
     plain = quantized_layers(compress(small(layers=1), recipe, data()).model)
-    for path, x in quantized_layers(made.model).items():
+    for path, x in quantized_layers(distilled.model).items():
         assert x.input_scale is None or torch.equal(x.input_scale, plain[path].input_scale)
-    assert all(x.error != x.error for x in made.report.layers) and " learned" in str(made.report)
-    assert all(x.scheme.activations for x in quantized_layers(made.model).values())
+    assert all(x.error != x.error for x in distilled.report.layers) and " learned" in str(distilled.report)
+    assert all(x.scheme.activations for x in quantized_layers(distilled.model).values())
 
 
 def test_rounding_keeps_bias_and_dtype():

@@ -27,8 +27,8 @@ def test_the_error_is_the_tail_of_the_singular_values(shape, rank):
     a, b, error = factor(weight, rank, x.T @ x)
     singular = torch.linalg.svdvals(weight @ torch.linalg.cholesky(x.T @ x))
     tail = (singular[rank:].square().sum() / singular.square().sum()).sqrt()
-    found = (x @ (weight - b @ a).T).norm() / (x @ weight.T).norm()
-    torch.testing.assert_close(found, tail, rtol=1e-3, atol=1e-5)
+    measured = (x @ (weight - b @ a).T).norm() / (x @ weight.T).norm()
+    torch.testing.assert_close(measured, tail, rtol=1e-3, atol=1e-5)
     assert error == pytest.approx(float(tail), rel=1e-3, abs=1e-5) and a.shape == (rank, shape[1])
 
 
@@ -54,35 +54,35 @@ def test_ranks():
 
 
 def test_a_model_is_smaller_and_is_read_again(tmp_path):
-    given, batches = small(), data()
-    made = compress(given, LowRank(0.5, 8), batches)
-    assert len(low_rank_layers(made.model)) == 21 and "rank 8" in str(made.report)
-    assert made.report.after == sum(x.nbytes for x in made.model.parameters()) < made.report.before
-    assert made.model.generate(batches[0]["input_ids"][:1], max_new_tokens=3, do_sample=False).shape == (1, 19)
+    model, batches = small(), data()
+    compressed = compress(model, LowRank(0.5, 8), batches)
+    assert len(low_rank_layers(compressed.model)) == 21 and "rank 8" in str(compressed.report)
+    assert compressed.report.after == sum(x.nbytes for x in compressed.model.parameters()) < compressed.report.before
+    assert compressed.model.generate(batches[0]["input_ids"][:1], max_new_tokens=3, do_sample=False).shape == (1, 19)
     with pytest.warns(UserWarning, match="transformers cannot load layers of low rank"):
-        made.save(tmp_path / "out")
-    assert torch.equal(logits(load(tmp_path / "out")), logits(made.model))
+        compressed.save(tmp_path / "out")
+    assert torch.equal(logits(load(tmp_path / "out")), logits(compressed.model))
     with pytest.raises(ValueError, match="no `quant_method`"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with pytest.raises(ValueError, match=r"GGUF export does not know the tensor .*q_proj.a.weight"):
-        made.save(tmp_path / "out.gguf", format="gguf")
-    owned = {x.data_ptr() for x in given.parameters()}
-    assert not any(x.data_ptr() in owned for x in made.model.parameters())
+        compressed.save(tmp_path / "out.gguf", format="gguf")
+    owned = {x.data_ptr() for x in model.parameters()}
+    assert not any(x.data_ptr() in owned for x in compressed.model.parameters())
 
 
 def test_the_error_of_a_layer_is_that_of_its_outputs_on_the_data():
-    given, batches, seen = small(layers=1), data(), []
+    model, batches, seen = small(layers=1), data(), []
     path = "model.layers.0.self_attn.q_proj"
-    hook = given.get_submodule(path).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    hook = model.get_submodule(path).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     for batch in batches:
-        given(**batch)
+        model(**batch)
     hook.remove()
-    made = compress(given, LowRank(0.5, 4, layers=("q_proj",)), batches)
+    compressed = compress(model, LowRank(0.5, 4, layers=("q_proj",)), batches)
     x = torch.cat([y.flatten(0, 1) for y in seen])
     with torch.no_grad():
-        wanted, found = (m.get_submodule(path)(x) for m in (given, made.model))
-    (report,) = made.report.layers
-    assert report.tokens == len(x) and report.error == pytest.approx(((wanted - found).norm() / wanted.norm()).item(),
+        wanted, outputs = (m.get_submodule(path)(x) for m in (model, compressed.model))
+    (report,) = compressed.report.layers
+    assert report.tokens == len(x) and report.error == pytest.approx(((wanted - outputs).norm() / wanted.norm()).item(),
                                                                      rel=1e-3)  # fmt: skip
 
 
@@ -90,22 +90,22 @@ def test_the_error_of_a_layer_is_that_of_its_outputs_on_the_data():
 def test_factors_are_pruned_quantized_and_learn(tmp_path):
     batches = data()
     step = Recipe((LowRank(0.6, 8), Prune(pattern="2:4", method="wanda")))
-    made = compress(model(), step + parse("int4-g8-gptq+distill-2"), batches)
-    assert len(low_rank_layers(made.model)) == 14 and len(quantized_layers(made.model)) == 28
-    made.save(tmp_path / "out")
+    compressed = compress(model(), step + parse("int4-g8-gptq+distill-2"), batches)
+    assert len(low_rank_layers(compressed.model)) == 14 and len(quantized_layers(compressed.model)) == 28
+    compressed.save(tmp_path / "out")
     again = load(tmp_path / "out")
-    assert torch.equal(logits(again), logits(made.model))
+    assert torch.equal(logits(again), logits(compressed.model))
     a = again.model.layers[0].mlp.up_proj.a
     assert a.scheme == Scheme(4, 8) and float((a.dequantize() == 0).float().mean()) >= 0.5
 
 
 def test_a_layer_keeps_its_bias_and_dtype():
     layer = torch.nn.Linear(32, 16, dtype=torch.bfloat16)
-    made = LowRankLinear.like(layer, 4)
-    assert made.b.bias is layer.bias and made.weight.shape == (16, 32) and made.a.bias is None
-    made.a.weight.zero_()
-    made.b.weight.zero_()
-    assert torch.equal(made(torch.ones(2, 3, 32, dtype=torch.bfloat16))[0, 0], layer.bias)
+    low_rank = LowRankLinear.like(layer, 4)
+    assert low_rank.b.bias is layer.bias and low_rank.weight.shape == (16, 32) and low_rank.a.bias is None
+    low_rank.a.weight.zero_()
+    low_rank.b.weight.zero_()
+    assert torch.equal(low_rank(torch.ones(2, 3, 32, dtype=torch.bfloat16))[0, 0], layer.bias)
 
 
 def test_names(tmp_path):

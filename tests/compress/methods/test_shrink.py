@@ -26,14 +26,14 @@ def test_transformers_loads_what_is_left(name, tmp_path):
     kind, step, sizes = CASES[name]
     model, batches = small(kind), data()
     before = {key: x.clone() for key, x in model.state_dict().items()}
-    made, removed = shrink(model, step, batches)
-    assert {key: getattr(made.config, key) for key in sizes} == sizes
+    shrunk, removed = shrink(model, step, batches)
+    assert {key: getattr(shrunk.config, key) for key in sizes} == sizes
     assert all(torch.equal(before[key], x) for key, x in model.state_dict().items())
-    assert sum(x.numel() for x in made.parameters()) < sum(x.numel() for x in model.parameters())
-    made.save_pretrained(tmp_path)
+    assert sum(x.numel() for x in shrunk.parameters()) < sum(x.numel() for x in model.parameters())
+    shrunk.save_pretrained(tmp_path)
     again, about = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not about["missing_keys"] and not about["unexpected_keys"] and not about["mismatched_keys"]
-    assert torch.equal(again.eval()(**batches[0]).logits, made(**batches[0]).logits)
+    assert torch.equal(again.eval()(**batches[0]).logits, shrunk(**batches[0]).logits)
     assert again.generate(batches[0]["input_ids"][:1], max_new_tokens=3, do_sample=False).shape == (1, 19)
     assert removed.counts
 
@@ -43,9 +43,9 @@ def test_channels_that_do_nothing_are_removed_without_a_loss():
     for layer in model.model.layers:
         idle = torch.randperm(64, generator=torch.Generator().manual_seed(3))[:32]
         layer.mlp.up_proj.weight.data[idle] = 0
-    made, removed = shrink(model, Shrink(channels=0.5), batches)
+    shrunk, removed = shrink(model, Shrink(channels=0.5), batches)
     assert max(removed.errors.values()) < 1e-5
-    torch.testing.assert_close(made(**batches[0]).logits, model(**batches[0]).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(shrunk(**batches[0]).logits, model(**batches[0]).logits, atol=1e-5, rtol=0)
 
 
 def test_the_fit_is_that_of_least_squares():
@@ -55,9 +55,9 @@ def test_the_fit_is_that_of_least_squares():
         @ torch.randn(12, 12, generator=generator).double()
     )
     weight, keep = torch.randn(5, 12, generator=generator).double(), torch.tensor([0, 3, 4, 8, 9])
-    found = least_squares(weight, x.T @ x, keep)
+    fitted = least_squares(weight, x.T @ x, keep)
     best = torch.linalg.lstsq(x[:, keep], x @ weight.T).solution.T
-    loss, least = ((x @ weight.T - x[:, keep] @ w.T).square().sum() for w in (found, best))
+    loss, least = ((x @ weight.T - x[:, keep] @ w.T).square().sum() for w in (fitted, best))
     cut = (x @ weight.T - x[:, keep] @ weight[:, keep].T).square().sum()
     assert least <= loss <= 1.05 * least < cut
 
@@ -69,19 +69,19 @@ def test_layers_with_and_without_experts(options, tmp_path):
     for name in ("down_proj", "experts.down_proj"):
         with suppress(AttributeError):
             model.model.layers[0].mlp.get_parameter(f"{name}.weight" if name == "down_proj" else name).data.zero_()
-    made, _ = shrink(model, Shrink(layers=1), data())
-    torch.testing.assert_close(made(**data()[0]).logits, model(**data()[0]).logits)
-    made.save_pretrained(tmp_path)
+    shrunk, _ = shrink(model, Shrink(layers=1), data())
+    torch.testing.assert_close(shrunk(**data()[0]).logits, model(**data()[0]).logits)
+    shrunk.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).eval()
-    assert torch.equal(again(**data()[0]).logits, made(**data()[0]).logits)
+    assert torch.equal(again(**data()[0]).logits, shrunk(**data()[0]).logits)
 
 
 def test_the_layer_that_does_least_is_removed():
     model = small()
     for x in (model.model.layers[1].self_attn.o_proj, model.model.layers[1].mlp.down_proj):
         x.weight.data.zero_()
-    made, _ = shrink(model, Shrink(layers=1), data())
-    torch.testing.assert_close(made(**data()[0]).logits, model(**data()[0]).logits)
+    shrunk, _ = shrink(model, Shrink(layers=1), data())
+    torch.testing.assert_close(shrunk(**data()[0]).logits, model(**data()[0]).logits)
 
 
 def test_experts_that_no_token_is_given_are_removed_without_a_loss():

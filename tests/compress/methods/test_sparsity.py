@@ -31,22 +31,22 @@ def error(x: torch.Tensor, weight: torch.Tensor, pruned: torch.Tensor) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_as_many_weights_are_zero_as_are_asked_for(method, pattern):
     weight, x = drawn()
-    made = prune(weight, Prune(0.5, pattern, method), x.T @ x)
-    assert ((made == 0).sum(1) == 16).all()
+    pruned = prune(weight, Prune(0.5, pattern, method), x.T @ x)
+    assert ((pruned == 0).sum(1) == 16).all()
     if pattern:
         width = int(pattern[2:])
-        assert ((made.unflatten(1, (-1, width)) == 0).sum(2) == width // 2).all()
+        assert ((pruned.unflatten(1, (-1, width)) == 0).sum(2) == width // 2).all()
     if method != "sparsegpt":
-        assert torch.equal(made[made != 0], weight[made != 0])
+        assert torch.equal(pruned[pruned != 0], weight[pruned != 0])
 
 
 def test_wanda_is_exact_where_inputs_do_not_depend_on_one_another():
     weight, _ = drawn()
     energy = torch.rand(32, generator=torch.Generator().manual_seed(1)) + 0.01
-    made = prune(weight, Prune(0.25, method="wanda"), torch.diag(energy))
+    pruned = prune(weight, Prune(0.25, method="wanda"), torch.diag(energy))
     cost = weight.square() * energy
     least = cost.sort(1).values[:, :8].sum(1)  # no other choice of 8 weights costs less
-    torch.testing.assert_close((cost * (made == 0)).sum(1), least)
+    torch.testing.assert_close((cost * (pruned == 0)).sum(1), least)
 
 
 def naive(weight: torch.Tensor, gram: torch.Tensor, gone: torch.Tensor) -> torch.Tensor:
@@ -63,9 +63,9 @@ def naive(weight: torch.Tensor, gram: torch.Tensor, gone: torch.Tensor) -> torch
 def test_sparsegpt_fits_as_its_definition_says():
     weight, x = drawn()
     gram = x.T @ x
-    made = prune(weight, Prune(0.5), gram)
+    pruned = prune(weight, Prune(0.5), gram)
     torch.testing.assert_close(
-        made.double(), naive(weight, gram, made == 0).masked_fill(made == 0, 0), atol=1e-3, rtol=1e-3
+        pruned.double(), naive(weight, gram, pruned == 0).masked_fill(pruned == 0, 0), atol=1e-3, rtol=1e-3
     )
 
 
@@ -79,20 +79,20 @@ def test_each_method_loses_less_than_the_one_before(pattern):
 def test_zeros_stay_when_they_are_quantized():
     weight, x = drawn(16, 64, 800)
     pruned, scheme = prune(weight, Prune(0.5, "2:4"), x.T @ x), Scheme(4, 32)
-    made = scheme.dequantize(gptq.quantize(pruned, scheme, x.T @ x))
-    assert bool((made[pruned == 0] == 0).all())
-    assert error(x, weight, made) < 1.2 * error(x, weight, pruned)
+    dequantized = scheme.dequantize(gptq.quantize(pruned, scheme, x.T @ x))
+    assert bool((dequantized[pruned == 0] == 0).all())
+    assert error(x, weight, dequantized) < 1.2 * error(x, weight, pruned)
 
 
 def test_a_model_and_the_layer_behind_its_blocks():
     model = small()
     before = copy.deepcopy(model.state_dict())
-    made = compress(model, Prune(0.5, "2:4", "wanda", ignore=("*.v_proj",)), data())
+    pruned = compress(model, Prune(0.5, "2:4", "wanda", ignore=("*.v_proj",)), data())
     zeros = {
-        path: float((x.weight == 0).float().mean()) for path, x in made.model.named_modules() if type(x) is nn.Linear
+        path: float((x.weight == 0).float().mean()) for path, x in pruned.model.named_modules() if type(x) is nn.Linear
     }
     assert all(abs(share - (0 if "v_proj" in path else 0.5)) < 0.01 for path, share in zeros.items())
-    assert "lm_head" in zeros and "50.0 % of the weights" in str(made.report)
+    assert "lm_head" in zeros and "50.0 % of the weights" in str(pruned.report)
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 

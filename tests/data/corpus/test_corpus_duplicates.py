@@ -34,15 +34,15 @@ def test_of_equal_documents_the_first_stays_and_is_named(tmp_path):
     rng = random.Random(0)
     texts = [" ".join(words(rng, 30)) for _ in range(100)]
     order = [*range(100), *(rng.randrange(100) for _ in range(100))]
-    kept, lost = clean(tmp_path, [texts[k] for k in order], Duplicates())
+    survivors, lost = clean(tmp_path, [texts[k] for k in order], Duplicates())
     first = {k: order.index(k) for k in set(order)}
-    assert list(kept) == [f"d{i}" for i, k in enumerate(order) if first[k] == i]
+    assert list(survivors) == [f"d{i}" for i, k in enumerate(order) if first[k] == i]
     assert lost == {f"d{i}": ("duplicate", f"of d{first[k]}") for i, k in enumerate(order) if first[k] != i}
 
 
 def test_equal_words(tmp_path):
-    kept, lost = clean(tmp_path, ["One, two three.", "one  TWO three", "one two four"], Duplicates(equal="words"))
-    assert list(kept) == ["d0", "d2"] and lost == {"d1": ("duplicate", "of d0")}
+    survivors, lost = clean(tmp_path, ["One, two three.", "one  TWO three", "one two four"], Duplicates(equal="words"))
+    assert list(survivors) == ["d0", "d2"] and lost == {"d1": ("duplicate", "of d0")}
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
@@ -50,9 +50,9 @@ def test_repeated_parts_are_cut(tmp_path, unit):
     gap = "\n" if unit == "line" else "\n\n"
     header, rng = "This is the header of every page on this site, again.", random.Random(1)
     bodies = [" ".join(words(rng, 20)) for _ in range(40)]
-    kept, lost = clean(tmp_path, [header + gap + b for b in bodies] + [header], Duplicates(unit=unit))
-    assert kept["d0"] == header + gap + bodies[0]
-    assert [kept[f"d{i}"].strip() for i in range(1, 40)] == bodies[1:]
+    survivors, lost = clean(tmp_path, [header + gap + b for b in bodies] + [header], Duplicates(unit=unit))
+    assert survivors["d0"] == header + gap + bodies[0]
+    assert [survivors[f"d{i}"].strip() for i in range(1, 40)] == bodies[1:]
     assert lost == {"d40": (f"all_{unit}s_duplicate", "the first one of d0")}
 
 
@@ -67,7 +67,7 @@ def test_spans_equal_brute_force(tmp_path):
             at = rng.randrange(40)
             text[at:at] = other[begin : begin + length]
         texts.append(text)
-    kept, _ = clean(tmp_path, [" ".join(t) for t in texts], Duplicates(unit="span", words=size))
+    survivors, _ = clean(tmp_path, [" ".join(t) for t in texts], Duplicates(unit="span", words=size))
     seen: set[tuple[str, ...]] = set()
     for i, text in enumerate(texts):
         covered = set()
@@ -77,8 +77,8 @@ def test_spans_equal_brute_force(tmp_path):
                 covered |= set(range(k, k + size))
             seen.add(gram)
         left = [w for k, w in enumerate(text) if k not in covered]
-        assert kept.get(f"d{i}", "").split() == left, i
-    assert sum(map(len, texts)) > sum(len(t.split()) for t in kept.values())
+        assert survivors.get(f"d{i}", "").split() == left, i
+    assert sum(map(len, texts)) > sum(len(t.split()) for t in survivors.values())
 
 
 def test_results_do_not_depend_on_memory_or_shards(tmp_path):
@@ -130,14 +130,14 @@ def test_sets_of_near_duplicates_keep_their_first(tmp_path):
     base = words(rng, 200)
     chain = [base[k : k + 120] for k in range(0, 70, 6)]
     texts = [" ".join(words(rng, 100)), *(" ".join(t) for t in chain), " ".join(words(rng, 100))]
-    kept, lost = clean(tmp_path, texts, NearDuplicates(ngram=1, bands=40, rows=4))
-    assert list(kept) == ["d0", "d1", f"d{len(texts) - 1}"]
+    survivors, lost = clean(tmp_path, texts, NearDuplicates(ngram=1, bands=40, rows=4))
+    assert list(survivors) == ["d0", "d1", f"d{len(texts) - 1}"]
     assert {detail for _, detail in lost.values()} == {"of d1"}
 
 
 def test_documents_without_words_are_not_near_each_other(tmp_path):
-    kept, lost = clean(tmp_path, ["...", "!!!", "???"], NearDuplicates())
-    assert len(kept) == 3 and not lost
+    survivors, lost = clean(tmp_path, ["...", "!!!", "???"], NearDuplicates())
+    assert len(survivors) == 3 and not lost
 
 
 def test_against_an_older_corpus(tmp_path):
@@ -150,8 +150,8 @@ def test_against_an_older_corpus(tmp_path):
     (tmp_path / "new").mkdir()
     near = [" ".join([*texts[5].split()[:-1], "changed"])]
     new = [Duplicates(against=old), NearDuplicates(against=old)]
-    kept, lost = clean(tmp_path / "new", [*texts[30:], *near], *new)
-    assert list(kept) == [f"d{i}" for i in range(10, 30)]
+    survivors, lost = clean(tmp_path / "new", [*texts[30:], *near], *new)
+    assert list(survivors) == [f"d{i}" for i in range(10, 30)]
     assert lost == {f"d{i}": ("duplicate", f"of d{30 + i}") for i in range(10)} | {"d30": ("near_duplicate", "of d5")}
     with pytest.raises(ValueError, match="was made with other ngram"):
         (tmp_path / "other").mkdir()
@@ -199,8 +199,8 @@ def test_an_index_has_the_documents_that_are_left_at_the_end_and_no_others(tmp_p
 
 @pytest.mark.parametrize("text", ["ha " * 200, "one two three four five six seven " * 30])
 def test_a_run_that_repeats_itself_keeps_its_first_window(tmp_path, text):
-    kept, _ = clean(tmp_path, [text], Duplicates(unit="span", words=50))
-    assert kept["d0"].split() == text.split()[:50]
+    survivors, _ = clean(tmp_path, [text], Duplicates(unit="span", words=50))
+    assert survivors["d0"].split() == text.split()[:50]
 
 
 def test_two_runs_in_one_folder_do_not_disturb_each_other(tmp_path):

@@ -306,8 +306,8 @@ def test_mixtures():
     batch = batch.set_column(5, "domain", pa.array(["a"] * 2000 + ["b"] * 1000 + ["c"] * 1000))
     fractions = {"a": 0.25, "b": 0.5}
     reasons = mix.apply(batch, fractions).reasons
-    kept = np.array([r is None for r in reasons])
-    assert abs(kept[:2000].mean() - 0.25) < 0.04 and abs(kept[2000:3000].mean() - 0.5) < 0.06
+    sampled = np.array([r is None for r in reasons])
+    assert abs(sampled[:2000].mean() - 0.25) < 0.04 and abs(sampled[2000:3000].mean() - 0.5) < 0.06
     assert set(reasons[3000:]) == {"domain_not_in_mix"}
     more = np.array([r is None for r in mix.apply(batch, {"a": 0.3, "b": 0.5}).reasons])
-    assert (more | ~kept).all(), "a larger sample contains a smaller one"
+    assert (more | ~sampled).all(), "a larger sample contains a smaller one"

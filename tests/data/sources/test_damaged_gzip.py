@@ -33,6 +33,6 @@ def test_rows_before_the_damage_and_other_files_are_read(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(WHOLE[: len(WHOLE) // 2])
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"x": -1}\n'))
     with Stream(str(tmp_path / "*.jsonl.gz"), 8, epochs=1, shuffle=None, on_bad="skip") as stream:
-        found = [row["x"] for batch in stream for row in batch]
-    assert len(found) > 1000 and found == [*range(len(found) - 1), -1]
-    assert stream.bad_rows == 1 and f"a.jsonl.gz:{len(found)}: cannot be decompressed" in stream.bad[0]
+        numbers = [row["x"] for batch in stream for row in batch]
+    assert len(numbers) > 1000 and numbers == [*range(len(numbers) - 1), -1]
+    assert stream.bad_rows == 1 and f"a.jsonl.gz:{len(numbers)}: cannot be decompressed" in stream.bad[0]

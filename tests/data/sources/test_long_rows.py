@@ -46,7 +46,7 @@ def test_a_byte_order_mark_and_nesting(tmp_path):
 
 
 def test_a_line_just_too_long_takes_no_other_with_it(tmp_path):
-    """Of 101 bytes; and one of blanks, which is no blank line."""
+    """One line has 101 bytes; another has as many blanks, and is no blank line."""
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b"c" * 101 + b"\n" + b'{"x": 1}\n' + b" " * 150 + b"\n" + b'{"x": 2}'))
     with Stream(path, 1, shuffle=None, epochs=1, on_bad="skip") as stream:

@@ -160,9 +160,9 @@ def image(color):
 
 def sound(samples, rate=8000):
     file = io.BytesIO()
-    with wave.open(file, "wb") as made:
-        made.setnchannels(1), made.setsampwidth(2), made.setframerate(rate)
-        made.writeframes(np.asarray(samples, np.int16).tobytes())
+    with wave.open(file, "wb") as wav:
+        wav.setnchannels(1), wav.setsampwidth(2), wav.setframerate(rate)
+        wav.writeframes(np.asarray(samples, np.int16).tobytes())
     return file.getvalue()
 
 

@@ -57,14 +57,14 @@ def same(a, b) -> bool:
 def test_an_argument_of_any_kind_arrives_as_it_is(args, kwargs):
     graph, received = fx.Graph(), []
 
-    def target(*given, **named):
-        received.append((given, named))
+    def target(*positional, **named):
+        received.append((positional, named))
 
     graph.call_function(target, tuple(args), kwargs)
     graph.output(())
     finished(generate(graph)())
-    ((given, named),) = received
-    assert same(given, tuple(args)) and named.keys() == kwargs.keys()
+    ((positional, named),) = received
+    assert same(positional, tuple(args)) and named.keys() == kwargs.keys()
     assert all(same(named[key], kwargs[key]) for key in kwargs)
 
 

@@ -34,7 +34,7 @@ class Scripted:
     """Executors of which each level takes some seconds, on a clock of this test."""
 
     def __init__(self, monkeypatch, plain, compiled, cores=gradual.ROOM):
-        self.seconds, self.now, self.made = {"O0": plain, "O2": compiled}, 0.0, []
+        self.seconds, self.now, self.requested = {"O0": plain, "O2": compiled}, 0.0, []
         monkeypatch.setattr(gradual.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(gradual, "start", lambda functions: Done())
         monkeypatch.setattr(gradual, "_jobs", [])
@@ -42,7 +42,7 @@ class Scripted:
         monkeypatch.setattr(gradual, "cores", lambda: cores)
 
     def make(self, level):
-        self.made.append(level)
+        self.requested.append(level)
         return Level(level)
 
     def run(self, calls, chosen, first=1):
@@ -100,7 +100,7 @@ def test_with_few_cores_nothing_runs_while_it_compiles(monkeypatch):
 
 def test_short_runs_compile_nothing(monkeypatch):
     scripted = Scripted(monkeypatch, 0.1, 0.1)
-    assert set(scripted.run(40, Gradual(scripted.make))) == {"O0"} and scripted.made == ["O0"]
+    assert set(scripted.run(40, Gradual(scripted.make))) == {"O0"} and scripted.requested == ["O0"]
 
 
 def test_a_later_run_changes_at_the_same_calls(monkeypatch):
@@ -158,21 +158,21 @@ def test_steps_are_those_of_each_level_and_a_checkpoint_has_the_change(monkeypat
     assert again._executables.level_changes() == live._executables.level_changes() != {}
 
 
-def losses_of(made, count):
-    return [made(batch()).item() for _ in range(count)]
+def losses_of(step, count):
+    return [step(batch()).item() for _ in range(count)]
 
 
 def on_ranks(plan):
     """The changes of levels of this rank, and a loss after them. Patience ends after the first calls."""
     patience, gradual.PATIENCE = gradual.PATIENCE, 0.0
     try:
-        made = step(plan, "auto")
-        losses = losses_of(made, 1)
-        (chosen,) = made._executables.gradual.values()
+        auto_step = step(plan, "auto")
+        losses = losses_of(auto_step, 1)
+        (chosen,) = auto_step._executables.gradual.values()
         while chosen.phase != "decided":
-            losses += losses_of(made, 1)
+            losses += losses_of(auto_step, 1)
             assert len(losses) < 100_000, "compilation does not end"
-        return chosen.changes, losses_of(made, 1)
+        return chosen.changes, losses_of(auto_step, 1)
     finally:
         gradual.PATIENCE = patience
 

@@ -87,9 +87,9 @@ def test_experts_are_compiled_around():
 def test_segments_are_compiled_once_for_all_ranks():
     before = len(segment_calls.COMPILED)
     assert losses("O2", "dp2", "cpu:2") == pytest.approx(losses("O0"), rel=1e-5)
-    made = len(segment_calls.COMPILED) - before
+    compiled = len(segment_calls.COMPILED) - before
     assert losses("O2", "dp2", "cpu:2") == pytest.approx(losses("O0"), rel=1e-5)
-    assert len(segment_calls.COMPILED) - before == made
+    assert len(segment_calls.COMPILED) - before == compiled
 
 
 def test_without_a_compiler_it_runs_and_says_so(monkeypatch):

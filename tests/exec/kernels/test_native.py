@@ -29,8 +29,8 @@ class Builder:
         return node
 
     def call(self, target, *args, **kwargs):
-        given = fx.map_arg((args, kwargs), lambda n: self.values[n])
-        return self._note(self.graph.call_function(target, args, kwargs), target(*given[0], **given[1]))
+        operands = fx.map_arg((args, kwargs), lambda n: self.values[n])
+        return self._note(self.graph.call_function(target, args, kwargs), target(*operands[0], **operands[1]))
 
 
 def executed(graph, *inputs):
@@ -44,40 +44,40 @@ def executed(graph, *inputs):
 def test_as_one_by_one():
     torch.manual_seed(0)
     x, weight, scales = torch.randn(2, 3, 64), torch.randint(-9, 9, (8, 64)).to(torch.int8), torch.rand(8)
-    made = Builder(x, weight, scales)
-    x_, w_, s_ = made.inputs
-    flat = made.call(aten.reshape.default, x_, [6, 64])
-    norm = made.call(ops.norm_rows.default, flat, None, None, 1e-6, 0, False, False)
-    linear = made.call(ops.linear_int8.default, norm, w_, s_, rounded=False)
-    first = made.call(operator.getitem, made.call(aten.max.dim, linear, 1), 0)
-    kept = made.call(aten.cat.default, [first, first])
-    cast = made.call(aten._to_copy.default, kept, dtype=torch.bfloat16, memory_format=torch.preserve_format)
-    added = made.call(aten.add.Tensor, linear, 1.5)  # a number in the place of a tensor stays in Python
-    made.graph.output((cast, added, x_))
-    wanted = [made.values[n] for n in (cast, added, x_)]
-    native.use(made.graph)
-    runs = [n.target for n in made.graph.nodes if isinstance(n.target, native.Native)]
+    builder = Builder(x, weight, scales)
+    x_, w_, s_ = builder.inputs
+    flat = builder.call(aten.reshape.default, x_, [6, 64])
+    norm = builder.call(ops.norm_rows.default, flat, None, None, 1e-6, 0, False, False)
+    linear = builder.call(ops.linear_int8.default, norm, w_, s_, rounded=False)
+    first = builder.call(operator.getitem, builder.call(aten.max.dim, linear, 1), 0)
+    joined = builder.call(aten.cat.default, [first, first])
+    cast = builder.call(aten._to_copy.default, joined, dtype=torch.bfloat16, memory_format=torch.preserve_format)
+    added = builder.call(aten.add.Tensor, linear, 1.5)  # a number in the place of a tensor stays in Python
+    builder.graph.output((cast, added, x_))
+    wanted = [builder.values[n] for n in (cast, added, x_)]
+    native.use(builder.graph)
+    runs = [n.target for n in builder.graph.nodes if isinstance(n.target, native.Native)]
     assert [len(run.calls) for run in runs] == [6] and runs[0].run is None
     for _ in range(2):
-        found = executed(made.graph, x, weight, scales)
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, wanted, strict=True))
+        outputs = executed(builder.graph, x, weight, scales)
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(outputs, wanted, strict=True))
 
 
 @pytest.mark.starts
 def test_writes_in_place_and_names_the_call_that_fails():
     cache, rows_, slots = torch.zeros(4, 1, 2), torch.ones(2, 1, 2), torch.tensor([3, -1])
-    made = Builder(cache, rows_, slots)
-    c_, r_, s_ = made.inputs
-    doubled = made.call(aten.add.Tensor, r_, r_)
-    call = made.graph.call_function(ops.paged_write_.default, (c_, doubled, s_))
+    builder = Builder(cache, rows_, slots)
+    c_, r_, s_ = builder.inputs
+    doubled = builder.call(aten.add.Tensor, r_, r_)
+    call = builder.graph.call_function(ops.paged_write_.default, (c_, doubled, s_))
     call.meta = {"label": "layer 1"}
-    made.values[call] = None
-    new = made.call(written, call, c_)
-    sums = made.call(aten.sum.dim_IntList, new, [0])
-    made.graph.output((new, sums))
-    native.use(made.graph)
-    found, total = executed(made.graph, cache, rows_, slots)
-    assert found.data_ptr() == cache.data_ptr() and cache[3].tolist() == [[2.0, 2.0]]
+    builder.values[call] = None
+    new = builder.call(written, call, c_)
+    sums = builder.call(aten.sum.dim_IntList, new, [0])
+    builder.graph.output((new, sums))
+    native.use(builder.graph)
+    updated, total = executed(builder.graph, cache, rows_, slots)
+    assert updated.data_ptr() == cache.data_ptr() and cache[3].tolist() == [[2.0, 2.0]]
     assert total.tolist() == [[2.0, 2.0]]
     with pytest.raises(IndexError, match=r"slot 9 of a cache with 4 slots(.|\n)*layer 1"):
-        executed(made.graph, cache, rows_, torch.tensor([9, 0]))
+        executed(builder.graph, cache, rows_, torch.tensor([9, 0]))

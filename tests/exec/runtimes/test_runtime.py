@@ -44,25 +44,25 @@ def answer_all() -> list[torch.Tensor]:
     """Runs in each Gloo process."""
     join_job(torch.device("cpu"))
     runtime = Distributed(MESH)
-    found = [runtime.carry_out(asked(runtime.rank, *request)) for request in REQUESTS]
+    answers = [runtime.carry_out(asked(runtime.rank, *request)) for request in REQUESTS]
     whole = torch.arange(32.0).view(4, 8)
     parts = [layout.local_slice(whole, MESH, coordinates_of(runtime.rank, MESH)) for layout in LAYOUTS]
     spec = Spec((4, 8), torch.float32)
     wholes = [runtime.whole([part], layout, spec) for part, layout in zip(parts, LAYOUTS, strict=True)]
     replica = torch.ones(4, 8)
     runtime.whole([replica], Layout(), spec).zero_()
-    return [*found, *wholes, replica]
+    return [*answers, *wholes, replica]
 
 
 def test_gloo_answers_as_the_virtual_runtime_does(pool):
     whole = torch.arange(32.0).view(4, 8)
-    for rank, found in enumerate(pool.run(answer_all)):
-        for request, ours in zip(REQUESTS, found, strict=False):
+    for rank, answers in enumerate(pool.run(answer_all)):
+        for request, ours in zip(REQUESTS, answers, strict=False):
             expected = exchange([asked(r, *request) for r in range(4)], MESH)[rank]
             torch.testing.assert_close(
                 ours, expected, rtol=1e-6, atol=0, equal_nan=True, msg=lambda m, r=request: f"{r}: {m}"
             )
-        wholes = found[len(REQUESTS) :]
+        wholes = answers[len(REQUESTS) :]
         assert all(torch.equal(t, whole) for t in wholes[:-1])
         assert torch.equal(wholes[-1], torch.ones(4, 8)), "a whole tensor is a copy"
 

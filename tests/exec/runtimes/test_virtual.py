@@ -18,37 +18,37 @@ def parts(*shape: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("axis", "ab")
 def test_all_reduce(axis):
-    held = parts(4, 2)
+    tensors = parts(4, 2)
     for op, combine in (("sum", sum), ("max", lambda ts: torch.stack(ts).amax(0))):
-        found = exchange([Request("all_reduce", axis, op, x) for x in held], MESH)
+        reduced = exchange([Request("all_reduce", axis, op, x) for x in tensors], MESH)
         for group in GROUPS[axis]:
-            expected = combine([held[r] for r in group])
-            assert all(torch.allclose(found[r], expected) for r in group)
+            expected = combine([tensors[r] for r in group])
+            assert all(torch.allclose(reduced[r], expected) for r in group)
 
 
 @pytest.mark.parametrize("axis", "ab")
 def test_all_gather(axis):
-    held = parts(4, 2)
-    found = exchange([Request("all_gather", axis, "", x) for x in held], MESH)
+    tensors = parts(4, 2)
+    gathered = exchange([Request("all_gather", axis, "", x) for x in tensors], MESH)
     for group in GROUPS[axis]:
-        assert all(torch.equal(found[r], torch.stack([held[m] for m in group])) for r in group)
+        assert all(torch.equal(gathered[r], torch.stack([tensors[m] for m in group])) for r in group)
 
 
 @pytest.mark.parametrize("axis", "ab")
 def test_reduce_scatter_and_all_to_all(axis):
-    held = parts(MESH[axis], 5)
-    reduced = exchange([Request("reduce_scatter", axis, "sum", x) for x in held], MESH)
-    swapped = exchange([Request("all_to_all", axis, "", x) for x in held], MESH)
+    tensors = parts(MESH[axis], 5)
+    reduced = exchange([Request("reduce_scatter", axis, "sum", x) for x in tensors], MESH)
+    swapped = exchange([Request("all_to_all", axis, "", x) for x in tensors], MESH)
     for group in GROUPS[axis]:
         for place, rank in enumerate(group):
-            assert torch.allclose(reduced[rank], sum(held[m][place] for m in group))
-            assert torch.equal(swapped[rank], torch.stack([held[m][place] for m in group]))
+            assert torch.allclose(reduced[rank], sum(tensors[m][place] for m in group))
+            assert torch.equal(swapped[rank], torch.stack([tensors[m][place] for m in group]))
 
 
 def test_results_are_tensors_of_their_own():
-    found = exchange([Request("all_reduce", "b", "sum", torch.ones(2)) for _ in range(6)], MESH)
-    found[0].zero_()
-    assert found[1].tolist() == [3.0, 3.0]
+    reduced = exchange([Request("all_reduce", "b", "sum", torch.ones(2)) for _ in range(6)], MESH)
+    reduced[0].zero_()
+    assert reduced[1].tolist() == [3.0, 3.0]
 
 
 def test_ranks_that_ask_for_different_things():
@@ -60,32 +60,34 @@ def test_ranks_that_ask_for_different_things():
 @pytest.mark.parametrize("axes", ["a", "b", "a b"])
 @pytest.mark.parametrize(("how", "edge"), [("1 0.0", 0.0), ("-1 -inf", -torch.inf), ("2 wrap", None)])
 def test_shift_hands_on_along_the_axes(axes, how, edge):
-    held = [torch.tensor([float(rank)]) for rank in range(6)]
-    found = exchange([Request("ppermute", axes, how, x) for x in held], MESH)
+    tensors = [torch.tensor([float(rank)]) for rank in range(6)]
+    shifted = exchange([Request("ppermute", axes, how, x) for x in tensors], MESH)
     line = {"a": [[0, 3], [1, 4], [2, 5]], "b": [[0, 1, 2], [3, 4, 5]], "a b": [[0, 1, 2, 3, 4, 5]]}[axes]
     by = int(how.split()[0])
     for ranks in line:
         for i, rank in enumerate(ranks):
             inside = 0 <= i - by < len(ranks)
             expected = ranks[(i - by) % len(ranks)] if inside or edge is None else edge
-            assert found[rank].item() == expected
+            assert shifted[rank].item() == expected
 
 
 @pytest.mark.parametrize("axes, groups", [("b", GROUPS["b"]), ("b a", [[0, 3, 1, 4, 2, 5]])])
 def test_exchange_sends_as_many_rows_as_said(axes, groups):
-    held, size = parts(9, 2), 12
+    tensors, size = parts(9, 2), 12
     rows = torch.randint(0, 2, (6, 6), generator=torch.Generator().manual_seed(1))  # from, to
     asked = {}
     for group in groups:
         for rank in group:
-            asked[rank] = Request("exchange", axes, "", held[rank], rows=(rows[rank, group], rows[group, rank], size))
-    found = exchange([asked[rank] for rank in range(6)], MESH)
+            asked[rank] = Request(
+                "exchange", axes, "", tensors[rank], rows=(rows[rank, group], rows[group, rank], size)
+            )
+    received = exchange([asked[rank] for rank in range(6)], MESH)
     for group in groups:
         for rank in group:
-            given = [held[m][: rows[m, group].sum()].split(rows[m, group].tolist()) for m in group]
-            expected = torch.cat([parts[group.index(rank)] for parts in given])
-            assert torch.equal(found[rank][: len(expected)], expected)
-            assert found[rank].shape == (size, 2) and not found[rank][len(expected) :].any()
+            sent = [tensors[m][: rows[m, group].sum()].split(rows[m, group].tolist()) for m in group]
+            expected = torch.cat([parts[group.index(rank)] for parts in sent])
+            assert torch.equal(received[rank][: len(expected)], expected)
+            assert received[rank].shape == (size, 2) and not received[rank][len(expected) :].any()
 
 
 def test_an_exchange_that_does_not_fit_is_an_error():

@@ -19,10 +19,10 @@ def test_values_are_kept():
     function = tutti.function(lambda x: model(x) + cache.keys.sum(), x, store=store, cluster="cpu:1", plan="single")
     wanted, before = function(x), {name: x.clone() for name, x in store.parts[0].items()}
     pack(store, blank="cache:cache.")
-    held = store.parts[0]
-    assert held.keys() == before.keys() and all(torch.equal(held[name], before[name]) for name in held)
-    assert len({x.untyped_storage().data_ptr() for x in held.values()}) == 1
-    assert all(x.data_ptr() % LINE == 0 for x in held.values())
+    packed = store.parts[0]
+    assert packed.keys() == before.keys() and all(torch.equal(packed[name], before[name]) for name in packed)
+    assert len({x.untyped_storage().data_ptr() for x in packed.values()}) == 1
+    assert all(x.data_ptr() % LINE == 0 for x in packed.values())
     assert torch.equal(function(x), wanted)
 
 

@@ -11,11 +11,11 @@ from tutti.plan.tier import DISK, HOST
 
 def test_a_tensor_keeps_its_values_in_a_file_without_a_name(tmp_path):
     offload_store, x = OffloadStore(tmp_path / "new"), torch.randn(3, 5)
-    kept = offload_store.place(x, DISK)
-    assert torch.equal(kept, x) and kept.untyped_storage().filename and not list((tmp_path / "new").iterdir())
+    on_disk = offload_store.place(x, DISK)
+    assert torch.equal(on_disk, x) and on_disk.untyped_storage().filename and not list((tmp_path / "new").iterdir())
     assert (
-        offload_store.holds(kept)
-        and offload_store.holds(kept.t())
+        offload_store.holds(on_disk)
+        and offload_store.holds(on_disk.t())
         and not offload_store.holds(x)
         and offload_store.bytes == x.nbytes
     )

@@ -44,28 +44,28 @@ def test_it_begins_with_the_tensors_of_the_model_in_parts(store, graph, model):
         assert torch.equal(store.whole(f"param:{name}"), p), name
         assert not store.whole(f"exp_avg:{name}").any(), name
     name = "param:transformer.h.0.mlp.c_fc.weight"
-    assert [held[name].numel() * 4 for held in store.parts] == [graph.spec(name).numel] * 4
+    assert [part[name].numel() * 4 for part in store.parts] == [graph.spec(name).numel] * 4
 
 
 def test_the_parts_are_not_the_models_own_memory(store, model):
     before = model.transformer.ln_f.weight.detach().clone()
-    for held in store.parts:
-        held["param:transformer.ln_f.weight"].fill_(7.0)
+    for part in store.parts:
+        part["param:transformer.ln_f.weight"].fill_(7.0)
     assert torch.equal(model.transformer.ln_f.weight, before)
 
 
 def test_a_placed_tensor_comes_out_whole(store, graph):
     for seed, name in enumerate(store.tensors):
         spec = graph.spec(name)
-        given = torch.randn(spec.shape, generator=torch.Generator().manual_seed(seed)).to(spec.dtype)
-        store.place(name, given)
-        assert torch.equal(store.whole(name), given), name
+        tensor = torch.randn(spec.shape, generator=torch.Generator().manual_seed(seed)).to(spec.dtype)
+        store.place(name, tensor)
+        assert torch.equal(store.whole(name), tensor), name
 
 
 def test_the_models_names_include_those_of_tied_parameters(store, graph, model):
-    found = model_state.state_dict(store, graph, model, sharded=False)
-    assert list(found) == list(model.state_dict())
-    assert torch.equal(found["lm_head.weight"], found["transformer.wte.weight"])
+    state = model_state.state_dict(store, graph, model, sharded=False)
+    assert list(state) == list(model.state_dict())
+    assert torch.equal(state["lm_head.weight"], state["transformer.wte.weight"])
 
 
 def test_a_state_that_is_refused_changes_nothing(store):
@@ -80,10 +80,10 @@ def test_a_state_that_is_refused_changes_nothing(store):
 
 
 def test_a_state_with_masters_says_so(store):
-    given = {name: store.whole(name) for name in store.tensors}
-    masters = {f"master:{name}": x for name, x in given.items()}
+    state = {name: store.whole(name) for name in store.tensors}
+    masters = {f"master:{name}": x for name, x in state.items()}
     with pytest.raises(ValueError, match="which is unknown; fp32_master_weights, stochastic_rounding or dtypes differ"):
-        store.place_all(given | masters)
+        store.place_all(state | masters)
 
 
 LAYOUTS = [

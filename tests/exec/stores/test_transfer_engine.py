@@ -63,8 +63,8 @@ def queued(offload_store):
 
 def beside_a_host(count: int = 1) -> tutti.Cluster:
     """Devices that compute on the CPU, and have a host outside of them."""
-    known = tutti.Cluster.parse(f"cpu:{count}")
-    return tutti.Cluster(replace(known.device, name="accelerator"), known.levels)
+    cluster = tutti.Cluster.parse(f"cpu:{count}")
+    return tutti.Cluster(replace(cluster.device, name="accelerator"), cluster.levels)
 
 
 OPTIMIZERS = {
@@ -92,12 +92,12 @@ def trained(plan, optimizer, count=1, level="O0", **options):
 ])  # fmt: skip
 def test_a_host_computes_the_same_bits_beside_its_device(plan, plain, count, optimizer, options, monkeypatch):
     _, losses, state = trained(plain, optimizer, count, **options)
-    made: list[Queued] = []
+    engines: list[Queued] = []
     monkeypatch.setattr(
-        module, "engine_for", lambda device, offload_store: made.append(queued(offload_store)) or made[0]
+        module, "engine_for", lambda device, offload_store: engines.append(queued(offload_store)) or engines[0]
     )
     step, ours, after = trained(plan, optimizer, count, **options)
-    assert set(step.plan.tiers.values()) == {HOST} and made[0].stream.asked > 0
+    assert set(step.plan.tiers.values()) == {HOST} and engines[0].stream.asked > 0
     assert ours == losses and all(torch.equal(after[name], state[name]) for name in state)
 
 

@@ -11,7 +11,7 @@ import zoo
 from cases import crossed
 
 
-def made(model, plan="tp2", devices=2, **options) -> tutti.Step:
+def parallelized(model, plan="tp2", devices=2, **options) -> tutti.Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return tutti.parallelize(model, optimizer, zoo.tokens(), cluster=f"cpu:{devices}", plan=plan, level="O0", **options)
 
@@ -21,7 +21,7 @@ def test_a_saved_model_is_what_is_trained(plan, shard, tmp_path):
     other = zoo.llama(seed=3)
     other.save_pretrained(tmp_path, max_shard_size=shard)
     devices = 1 if plan == "single" else 2
-    step = made(zoo.llama(), plan, devices, accumulate=2)
+    step = parallelized(zoo.llama(), plan, devices, accumulate=2)
     count = step.load(tmp_path)
     for name, value in other.state_dict().items():
         assert torch.equal(step.state_dict()[name], value), name
@@ -33,7 +33,7 @@ def test_tied_weights_are_found_by_either_name(tmp_path):
     torch.manual_seed(3)
     other = transformers.GPT2LMHeadModel(config)
     other.save_pretrained(tmp_path)
-    step = made(transformers.GPT2LMHeadModel(config))
+    step = parallelized(transformers.GPT2LMHeadModel(config))
     step.load(tmp_path)
     for name, value in other.state_dict().items():
         assert torch.equal(step.state_dict()[name], value), name
@@ -41,7 +41,7 @@ def test_tied_weights_are_found_by_either_name(tmp_path):
 
 def test_float32_copies_are_read_too(tmp_path):
     zoo.llama(seed=3).bfloat16().save_pretrained(tmp_path)
-    step = made(zoo.llama().bfloat16(), fp32_master_weights=True)
+    step = parallelized(zoo.llama().bfloat16(), fp32_master_weights=True)
     step.load(tmp_path)
     state = step.training_state()
     name = "model.layers.0.mlp.up_proj.weight"
@@ -49,7 +49,7 @@ def test_float32_copies_are_read_too(tmp_path):
 
 
 def test_another_model_is_refused_and_nothing_has_changed(tmp_path):
-    step = made(zoo.llama())
+    step = parallelized(zoo.llama())
     before = step.state_dict()
     zoo.llama(1).save_pretrained(tmp_path / "small")
     with pytest.raises(ValueError, match=r"has no 'model\.layers\.1\..*from_pretrained\) before tutti\.parallelize"):

@@ -61,10 +61,10 @@ def test_one_call_for_each_group_with_the_same_numbers():
     changed.graph.lint()
     targets = [n.target for n in changed.graph.nodes]
     assert not set(targets) & set(IN_PLACE) and targets.count(torch.ops.tutti.adam_.default) == 2
-    (_, expected), (held, ours) = run(step, plain, model), run(step, changed, model)
+    (_, expected), (state, ours) = run(step, plain, model), run(step, changed, model)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
     for name in step.state_names:
-        assert ours[name] is held[name], f"{name} is written where it lies"
+        assert ours[name] is state[name], f"{name} is written where it lies"
 
 
 ADAM = torch.ops.tutti.adam_.default
@@ -93,11 +93,11 @@ def test_gradients_die_piece_by_piece_with_the_same_bits(name, masters, monkeypa
     early.graph.lint()
     whole = sum(step.spec(f"param:{key}").bytes for key in step.names("param"))
     assert gradients_held(late) > 0.9 * whole and gradients_held(early) < 0.3 * whole
-    (_, expected), (held, ours) = run(step, late, model), run(step, early, model)
+    (_, expected), (state, ours) = run(step, late, model), run(step, early, model)
     for key, exact in expected.items():
         assert torch.equal(ours[key], exact), key
     for key in step.state_names:
-        assert ours[key] is held[key], f"{key} is written where it lies"
+        assert ours[key] is state[key], f"{key} is written where it lies"
 
 
 def test_a_piece_is_a_call(monkeypatch):
@@ -171,11 +171,11 @@ def test_an_input_that_another_part_reads_later_is_not_overwritten(name):
         if node.meta["input"] in later:
             node.meta["read_later"] = True
     update_in_place(changed.graph)
-    (_, expected), (held, ours) = run(step, plain, model), run(step, changed, model)
+    (_, expected), (state, ours) = run(step, plain, model), run(step, changed, model)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
     before, _ = run(step, programs(KINDS[name])[2][0], model)
-    assert later and all(torch.equal(held[n], before[n]) and ours[n] is not held[n] for n in later)
-    assert all(ours[n] is held[n] for n in step.state_names if n not in later)
+    assert later and all(torch.equal(state[n], before[n]) and ours[n] is not state[n] for n in later)
+    assert all(ours[n] is state[n] for n in step.state_names if n not in later)
 
 
 def test_what_an_update_reads_of_old_parameters_is_not_written_over_before(monkeypatch):

@@ -42,54 +42,58 @@ def test_layers_are_computed_again_by_name(name, devices):
     whole = tutti.parallelize(plain, adam(plain), data, cluster="cpu:1", plan="single", **options)
     assert [step(data).item() for _ in range(2)] == pytest.approx([whole(data).item() for _ in range(2)], rel=1e-5)
     copies = [node for node in step.graph.calls if node.meta.get("recompute")]
-    kept = {x for x in Activations(step.graph).needed if ".layers.*" in x}
-    assert len(copies) > 40 and all(label.rpartition("/")[2].startswith("add") for label in kept), kept
+    saved = {x for x in Activations(step.graph).needed if ".layers.*" in x}
+    assert len(copies) > 40 and all(label.rpartition("/")[2].startswith("add") for label in saved), saved
     assert "activations that layers do not pass on" in step.plan.explain() and step.plan.name == name
 
 
 def test_copies_stand_before_their_readers_and_read_no_copy_of_another_layer(step):
-    found = Activations(step)
-    again = found.recompute(0.3 * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
-    made = recompute(step, again)
-    copies = [n for n in made.calls if n.meta.get("recompute")]
+    activations = Activations(step)
+    again = activations.recompute(0.3 * activations.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
+    recomputed = recompute(step, again)
+    copies = [n for n in recomputed.calls if n.meta.get("recompute")]
     assert copies and all(n.meta["phase"] == BACKWARD and "/recompute/" in n.meta["label"] for n in copies)
-    order = {n: i for i, n in enumerate(made.graph.nodes)}
+    order = {n: i for i, n in enumerate(recomputed.graph.nodes)}
     for n in copies:
         first = min(order[user] for user in n.users)
-        assert all(m.meta.get("recompute") for m in list(made.graph.nodes)[order[n] : first]), "nothing lies in between"
+        assert all(m.meta.get("recompute") for m in list(recomputed.graph.nodes)[order[n] : first]), (
+            "nothing lies in between"
+        )
 
 
 def test_what_is_not_kept_is_not_there(step):
     """Predicted at every budget; the runtime holds what is predicted (tests/proofs/test_memory_truth.py)."""
-    found, peaks = Activations(step), []
+    activations, peaks = Activations(step), []
     for share in (1.0, 0.5, 0.2, 0.0):
-        again = found.recompute(share * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
+        again = activations.recompute(share * activations.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
         variant = Variant(recompute=again)
-        made = vary(step, variant)
-        peaks.append(dry_run(made, Planner(made, CLUSTER, variant=variant).named("single"), CLUSTER).memory.peak)
+        recomputed = vary(step, variant)
+        peaks.append(
+            dry_run(recomputed, Planner(recomputed, CLUSTER, variant=variant).named("single"), CLUSTER).memory.peak
+        )
     assert all(b <= 1.02 * a for a, b in pairwise(peaks)) and peaks[-1] < 0.8 * peaks[0]
 
 
 def test_a_compiler_keeps_no_copy_that_it_could_have_made_in_the_forward_pass(step):
     variant = Variant(recompute=("layers",))
-    made = vary(step, variant)
-    plan = Planner(made, CLUSTER, variant=variant).named("recompute")
-    plain, fused = (dry_run(made, plan, CLUSTER, level).memory.peak for level in ("O0", "O2"))
+    recomputed = vary(step, variant)
+    plan = Planner(recomputed, CLUSTER, variant=variant).named("recompute")
+    plain, fused = (dry_run(recomputed, plan, CLUSTER, level).memory.peak for level in ("O0", "O2"))
     assert fused < 1.1 * plain
 
 
 def test_what_a_plan_computes_again_has_to_be_there(step):
     assert recompute(step, ()) is step
     variant = Variant(recompute=("model.norm/forward/tutti.rms_norm",))
-    made = vary(step, variant)
-    plan = Planner(made, CLUSTER, variant=variant).named("single")
-    assert made.flops == step.flops, "useful work"
+    recomputed = vary(step, variant)
+    plan = Planner(recomputed, CLUSTER, variant=variant).named("single")
+    assert recomputed.flops == step.flops, "useful work"
     with pytest.raises(
         ValueError, match=r"recomputes operators, but the step does not \(tutti.lower.variants.vary makes"
     ):
         dry_run(step, plan, CLUSTER)
     with pytest.raises(ValueError, match="recomputes 'lm_head/forward/bmm', which this model does not have"):
-        plan.replace(recompute=("lm_head/forward/bmm",)).check(made)
+        plan.replace(recompute=("lm_head/forward/bmm",)).check(recomputed)
     with pytest.raises(ValueError, match="recomputes numbered layers, and the model has none"):
         linear = torch.nn.Linear(8, 8)
         tutti.parallelize(linear, adam(linear), {"input": torch.ones(4, 8)}, loss=lambda m, b: m(**b).square().sum(),
@@ -150,8 +154,10 @@ def test_attention_of_several_operators_is_found():
 
     model = Layer()
     step = tutti.capture(model, (torch.ones(2, 4, 8),), adam(model))
-    made = recompute(step, ["attention"])
-    copies = [operator_name(node) for node in made.calls if node.meta.get("recompute") and node.target not in FREE]
+    recomputed = recompute(step, ["attention"])
+    copies = [
+        operator_name(node) for node in recomputed.calls if node.meta.get("recompute") and node.target not in FREE
+    ]
     assert sorted(copies) == ["aten._softmax", "aten.bmm", "aten.bmm", "aten.div"]
 
 

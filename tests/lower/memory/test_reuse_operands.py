@@ -60,7 +60,7 @@ def test_the_second_operand_may_go():
     assert target is aten.sub.out and place.target is aten.neg.default
 
 
-KEPT = {
+NOT_REUSED = {
     "read later": lambda call, a, b: (call(aten.tanh.default, x := call(aten.add.Tensor, a, b)), x),
     "looked at later": lambda call, a, b: (
         x := call(aten.add.Tensor, a, b),
@@ -86,9 +86,9 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("why", KEPT)
+@pytest.mark.parametrize("why", NOT_REUSED)
 def test_what_is_needed_is_kept(why):
-    assert not written(graph_of(KEPT[why]))
+    assert not written(graph_of(NOT_REUSED[why]))
 
 
 def test_what_is_copied_is_made_where_it_goes():
@@ -131,18 +131,18 @@ def test_a_view_of_a_number_looks_at_nothing():
 @pytest.mark.parametrize("target", DIM, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5), (8, 4, 33), (2, 3, 1000), (1, 40000)])
 def test_softmaxes_in_place_give_the_same_bits(target, shape, dtype):
-    given = [torch.randn(shape, dtype=dtype) for _ in range(2 if DIM[target] == 2 else 1)]
+    operands = [torch.randn(shape, dtype=dtype) for _ in range(2 if DIM[target] == 2 else 1)]
     rest = (len(shape) - 1, dtype if DIM[target] == 2 else False)
     if DIM[target] == 2:
-        given[1] = torch.log_softmax(given[1], -1) if "log" in str(target) else torch.softmax(given[1], -1)
-    expected = target(*given, *rest)
+        operands[1] = torch.log_softmax(operands[1], -1) if "log" in str(target) else torch.softmax(operands[1], -1)
+    expected = target(*operands, *rest)
     into, name = INTO[target]
-    into(*given, *rest, **{name: given[0]})
-    assert torch.equal(given[0], expected)
+    into(*operands, *rest, **{name: operands[0]})
+    assert torch.equal(operands[0], expected)
 
 
 @pytest.mark.parametrize(
-    "made",
+    "operand_of",
     [
         lambda call, a: call(aten.t.default, call(aten.mm.default, a, a)),
         lambda call, a: call(aten.add.Tensor, call(aten.t.default, call(aten.mm.default, a, a)), 1.0),
@@ -150,7 +150,7 @@ def test_softmaxes_in_place_give_the_same_bits(target, shape, dtype):
     ],
     ids=["turned", "made of what is turned", "contiguous"],
 )
-def test_softmaxes_write_where_memory_is_contiguous(made):
+def test_softmaxes_write_where_memory_is_contiguous(operand_of):
     graph = fx.Graph()
     a = graph.placeholder("a")
     a.meta["val"] = Spec((6, 6), torch.float32)
@@ -160,7 +160,7 @@ def test_softmaxes_write_where_memory_is_contiguous(made):
         node.meta["val"] = Spec((6, 6), torch.float32)
         return node
 
-    graph.output(call(aten._log_softmax.default, made(call, a), 1, False))
+    graph.output(call(aten._log_softmax.default, operand_of(call, a), 1, False))
     x = torch.randn(6, 6)
     expected = fx.GraphModule({}, graph)(x)
     write_over(graph)
@@ -244,11 +244,11 @@ def test_what_is_being_sent_is_not_written_into():
     graph = fx.Graph()
     place, other = graph.placeholder("place"), graph.placeholder("other")
     sent = graph.call_function(all_reduce, (place, "dp", "sum"))
-    made = graph.call_function(aten.sub.Tensor, (other, other))
+    difference = graph.call_function(aten.sub.Tensor, (other, other))
     over = graph.call_function(wait, (sent,))
-    copy = graph.call_function(aten.copy_.default, (place, made))
+    copy = graph.call_function(aten.copy_.default, (place, difference))
     graph.output((over, copy))
-    for node in (place, other, sent, made, over, copy):
+    for node in (place, other, sent, difference, over, copy):
         node.meta["val"] = Spec(SHAPE, torch.float32)
     write_over(graph)
     assert not written(graph)

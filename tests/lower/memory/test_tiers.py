@@ -40,13 +40,13 @@ def test_without_tiers_nothing_changes():
 
 
 def test_each_parameter_is_updated_where_its_state_lies_as_soon_as_its_gradient_is_there():
-    made = graph(1)
-    at = {node: i for i, node in enumerate(made.nodes)}
-    updates = calls(made, ADAM)
-    assert len(updates) == sum(n.meta.get("input", "").startswith("exp_avg:") for n in made.nodes)
+    offloaded = graph(1)
+    at = {node: i for i, node in enumerate(offloaded.nodes)}
+    updates = calls(offloaded, ADAM)
+    assert len(updates) == sum(n.meta.get("input", "").startswith("exp_avg:") for n in offloaded.nodes)
     assert all(x.op == "placeholder" for node in updates for x in overwritten(node)), "none is copied"
-    assert not calls(made, *TRANSFERS), "a CPU and its disk share memory"
-    last_backward = max(at[n] for n in made.nodes if n.meta.get("phase") == BACKWARD)
+    assert not calls(offloaded, *TRANSFERS), "a CPU and its disk share memory"
+    last_backward = max(at[n] for n in offloaded.nodes if n.meta.get("phase") == BACKWARD)
     early = [node for node in updates if at[node] < last_backward]
     assert len(early) > len(updates) / 2
     for node in updates:
@@ -56,11 +56,11 @@ def test_each_parameter_is_updated_where_its_state_lies_as_soon_as_its_gradient_
 
 
 def test_parameters_are_fetched_for_each_pass_one_layer_ahead():
-    made = graph(2)
-    at = {node: i for i, node in enumerate(made.nodes)}
-    inputs = {n: n.meta["input"] for n in made.nodes if n.op == "placeholder"}
+    offloaded = graph(2)
+    at = {node: i for i, node in enumerate(offloaded.nodes)}
+    inputs = {n: n.meta["input"] for n in offloaded.nodes if n.op == "placeholder"}
     weights = [n for n, name in inputs.items() if name.startswith("param:model.layers.1.mlp")]
-    layer = [n for n in made.nodes if ".layers.1" in n.meta.get("path", "") and n.target not in TRANSFERS]
+    layer = [n for n in offloaded.nodes if ".layers.1" in n.meta.get("path", "") and n.target not in TRANSFERS]
     first = {p: min(at[n] for n in layer if n.meta["phase"] == p) for p in (FORWARD, BACKWARD)}
     for weight in weights:
         copies = [user for user in weight.users if user.target is fetch]
@@ -73,8 +73,8 @@ def test_parameters_are_fetched_for_each_pass_one_layer_ahead():
 
 
 def test_results_wait_elsewhere_for_the_backward_pass():
-    made = graph(3)
-    aside = calls(made, put)
+    offloaded = graph(3)
+    aside = calls(offloaded, put)
     assert aside and all(node.meta["phase"] == FORWARD for node in aside)
     for node in aside:
         assert {user.target for user in node.users} == {fetch}
@@ -83,25 +83,25 @@ def test_results_wait_elsewhere_for_the_backward_pass():
 
 
 def test_the_host_is_lent_gradients_and_gives_parameters_back():
-    made = graph(1, HOST)
-    updates = calls(made, ADAM)
+    offloaded = graph(1, HOST)
+    updates = calls(offloaded, ADAM)
     assert all(node.meta["host"] == HOST for node in updates)
-    params = [n for n in made.nodes if n.meta.get("input", "").startswith("param:")]
-    assert len(calls(made, lend)) == 2 * len(updates), "a gradient and a parameter for each"
-    assert {node.args[0] for node in calls(made, store)} == {p for p in params if p.users}
+    params = [n for n in offloaded.nodes if n.meta.get("input", "").startswith("param:")]
+    assert len(calls(offloaded, lend)) == 2 * len(updates), "a gradient and a parameter for each"
+    assert {node.args[0] for node in calls(offloaded, store)} == {p for p in params if p.users}
 
 
 def test_other_optimizers_store_what_they_make():
-    made = graph(2, DISK, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9))
-    homes = {node.args[0].meta["input"] for node in calls(made, store)}
+    offloaded = graph(2, DISK, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9))
+    homes = {node.args[0].meta["input"] for node in calls(offloaded, store)}
     assert {name.partition(":")[0] for name in homes} == {"param", "momentum_buffer"}
 
 
 def test_clipped_updates_wait_for_the_norm():
-    made = graph(1, clip_norm=1.0)
-    at = {node: i for i, node in enumerate(made.nodes)}
-    last = max(at[n] for n in made.nodes if n.meta.get("phase") == BACKWARD)
-    assert all(at[node] > last and node.meta["phase"] == UPDATE for node in calls(made, ADAM))
+    offloaded = graph(1, clip_norm=1.0)
+    at = {node: i for i, node in enumerate(offloaded.nodes)}
+    last = max(at[n] for n in offloaded.nodes if n.meta.get("phase") == BACKWARD)
+    assert all(at[node] > last and node.meta["phase"] == UPDATE for node in calls(offloaded, ADAM))
 
 
 @pytest.mark.parametrize("tiers, message", [

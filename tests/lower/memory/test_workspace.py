@@ -72,7 +72,7 @@ def test_training_equals_plain_torch():
     torch.testing.assert_close(step.state_dict(), dict(reference.state_dict()))
 
 
-def kept(layer, x, plan):
+def counts_of_experts(layer, x, plan):
     model = layer.train()
     step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (x,), cluster="cpu:2", plan=plan,
                              level="O0", loss=lambda m, b: m(b[0] * 1.0)[0].square().mean())  # fmt: skip
@@ -82,7 +82,7 @@ def kept(layer, x, plan):
 
 def test_experts_keep_their_rows_though_tokens_are_gathered_anew():
     for plan in ("dp2", "ep2", "tp2"):
-        assert kept(nn.Sequential(MoE(8, 12, 4, 2)), torch.randn(4, 6, 8), plan) == [1, 1], plan
+        assert counts_of_experts(nn.Sequential(MoE(8, 12, 4, 2)), torch.randn(4, 6, 8), plan) == [1, 1], plan
 
 
 def test_two_backward_passes_share_what_one_forward_pass_kept():
@@ -103,13 +103,13 @@ def test_two_backward_passes_share_what_one_forward_pass_kept():
 def test_nothing_is_kept_for_a_layer_that_is_recomputed():
     """The rows of experts would need more memory than the activations that recomputation frees."""
     model, batch, loss = models.case("mixtral")
-    kept = {}
+    targets = {}
     for plan in ("dp2", "dp2xrecompute", "dp2xrecompute-attention"):
         step = tutti.parallelize(
             model, torch.optim.SGD(model.parameters(), lr=0.1), batch, loss=loss, cluster="cpu:2", plan=plan, level="O0"
         )
-        kept[plan] = {n.target for n in step.program.graph.nodes} & KEEPING
-    assert kept["dp2"] and kept["dp2xrecompute-attention"] == kept["dp2"] and not kept["dp2xrecompute"]
+        targets[plan] = {n.target for n in step.program.graph.nodes} & KEEPING
+    assert targets["dp2"] and targets["dp2xrecompute-attention"] == targets["dp2"] and not targets["dp2xrecompute"]
 
 
 @pytest.mark.parametrize("plan", ["dp2", "ep2", "tp2"])

@@ -35,9 +35,9 @@ def program(target, rest, dtypes=(torch.float32,) * 3):
     for x, shape, dtype in zip(inputs, shapes, dtypes, strict=True):
         x.meta = {"val": Spec(shape, dtype), "phase": "forward"}
         twice = emit(aten.mul.Tensor, (x, 2), shape, dtype)
-        made = {all_reduce: shape, all_gather: (2, *shape), reduce_scatter: shape[1:]}[target]
-        sent = emit(target, (twice, *rest), made, dtype)
-        results.append(emit(aten.add.Tensor, (sent, sent), made, dtype))
+        sent_shape = {all_reduce: shape, all_gather: (2, *shape), reduce_scatter: shape[1:]}[target]
+        sent = emit(target, (twice, *rest), sent_shape, dtype)
+        results.append(emit(aten.add.Tensor, (sent, sent), sent_shape, dtype))
     graph.output(tuple(results))
     return graph
 

@@ -42,18 +42,20 @@ def test_no_unit_waits_for_a_later_one(name, plan, copies):
     devices = {"dp2xtp2": 4, "dp3xtp2xzero1": 6}.get(plan, 3)
     program = programs(name, plan, devices, copies)[0]
     graph, calls = program.graph, {n for n in program.graph.nodes if n.op == "call_function"}
-    found = units(graph, alone)
-    assert Counter(n for unit in found for n in unit) == Counter(n for n in graph.nodes if n.op == "call_function")
-    assert calls <= {n for unit in found for n in unit}, "views are copied, nothing is lost"
-    for i, before in enumerate(needs(found)):
+    all_units = units(graph, alone)
+    assert Counter(n for unit in all_units for n in unit) == Counter(n for n in graph.nodes if n.op == "call_function")
+    assert calls <= {n for unit in all_units for n in unit}, "views are copied, nothing is lost"
+    for i, before in enumerate(needs(all_units)):
         assert all(j < i for j in before)
-    arrange([n for n in graph.nodes if n.op == "placeholder"] + [n for u in found for n in u] + [graph.output_node()])
+    arrange(
+        [n for n in graph.nodes if n.op == "placeholder"] + [n for u in all_units for n in u] + [graph.output_node()]
+    )
     graph.lint()
-    for unit in found:
+    for unit in all_units:
         lone = [n for n in unit if n.target in COLLECTIVES or alone(n)]
         assert len(lone) <= 1 and all(is_view(n) or "getitem" in n.name for n in unit if lone and n not in lone)
         assert len({n.meta.get("copy", 0) for n in unit if not is_view(n)}) <= 1
-    at = {n: i for i, unit in enumerate(found) for n in unit}
+    at = {n: i for i, unit in enumerate(all_units) for n in unit}
     for update in [n for n in calls if overwritten(n)]:
         readers = [r for x in overwritten(update) for r in readers_before(x, update)]
         assert readers and all(at[r] <= at[update] for r in readers), "who reads what is overwritten comes before"
@@ -62,15 +64,15 @@ def test_no_unit_waits_for_a_later_one(name, plan, copies):
 def test_all_ranks_have_the_same():
     shapes = []
     for program in programs("llama", "dp2xtp2", 4):
-        found = units(program.graph, alone)
-        shapes.append([[str(n.target) for n in unit] for unit in found])
+        all_units = units(program.graph, alone)
+        shapes.append([[str(n.target) for n in unit] for unit in all_units])
     assert all(shape == shapes[0] for shape in shapes)
 
 
 def test_equal_layers_have_equal_units():
-    found = units(programs("llama", "tp4", 4)[0].graph, alone)
+    all_units = units(programs("llama", "tp4", 4)[0].graph, alone)
     layers: dict[str, Counter] = {"0": Counter(), "1": Counter()}
-    for unit in found:
+    for unit in all_units:
         paths = {n.meta["path"].split(".")[2] for n in unit if n.meta.get("path", "").startswith("model.layers.")}
         if len(paths) == 1 and unit[-1].meta["phase"] == "forward":
             layers[paths.pop()][tuple(str(n.target) for n in unit)] += 1

@@ -76,8 +76,8 @@ def drawn(draw) -> tuple[list[Job], list[int], set[int]]:
 
 @given(drawn())
 def test_an_order_keeps_what_it_must(case):
-    jobs, sizes, kept = case
-    order, whole = overlapped(jobs, sizes, kept), range(len(jobs))
+    jobs, sizes, live_out = case
+    order, whole = overlapped(jobs, sizes, live_out), range(len(jobs))
     at = {i: place for place, i in enumerate(order)}
     assert sorted(order) == list(whole)
     assert all(at[j] < at[i] for i, job in enumerate(jobs) for j in job.needs)
@@ -86,9 +86,9 @@ def test_an_order_keeps_what_it_must(case):
         makespan(jobs, order)
         >= max(sum(job.seconds for job in jobs if not job.stream), max(critical_paths(jobs))) - 1e-9
     )
-    needed = peak(jobs, whole, sizes, kept)
-    assert peak(jobs, order, sizes, kept) <= needed + headroom(needed)
-    assert order == overlapped(jobs, sizes, kept), "every rank finds the same"
+    needed = peak(jobs, whole, sizes, live_out)
+    assert peak(jobs, order, sizes, live_out) <= needed + headroom(needed)
+    assert order == overlapped(jobs, sizes, live_out), "every rank finds the same"
 
 
 def test_no_order_is_taken_that_needs_more_than_may_be_alive():

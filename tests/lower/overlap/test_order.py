@@ -36,18 +36,18 @@ def test_a_sorted_graph_stays_as_it_is():
 def test_collectives_wait_for_those_before_them():
     graph = fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
-    made = []
+    calls = []
     for tensor in (x, y):
         first = graph.call_function(all_reduce, (tensor, "dp", "sum"))
         double = graph.call_function(abs, (first,))
-        made += [first, double, graph.call_function(all_reduce, (double, "dp", "sum"))]
-    graph.output(tuple(made))
-    for node in made:
+        calls += [first, double, graph.call_function(all_reduce, (double, "dp", "sum"))]
+    graph.output(tuple(calls))
+    for node in calls:
         node.meta["phase"] = UPDATE
     first, second = (False, 0), (False, 1)
-    assert collectives_together(graph) == {made[0]: first, made[3]: first, made[2]: second, made[5]: second}
+    assert collectives_together(graph) == {calls[0]: first, calls[3]: first, calls[2]: second, calls[5]: second}
     graph.lint()
-    assert [n for n in graph.nodes if n.target is all_reduce] == [made[0], made[3], made[2], made[5]]
+    assert [n for n in graph.nodes if n.target is all_reduce] == [calls[0], calls[3], calls[2], calls[5]]
 
 
 def test_without_an_update_nothing_moves():

@@ -51,15 +51,15 @@ QUICK = [("gpt2", "tp2xrecomputexoverlap2", 2, 1)]
 def test_numbers_are_those_of_one_device(name, plan, devices, batch):
     """Also where a rank has one sequence, or three: then the sequence is cut, and not the batch."""
     model = getattr(zoo, name)(2)
-    one, given = copy.deepcopy(model), zoo.tokens(batch)
-    ours = tutti.parallelize(model, adam(model), given, cluster=f"h100:{devices}", plan=plan, level="O0")
-    whole = tutti.parallelize(one, adam(one), given, cluster="cpu:1", plan="single", level="O0")
-    gradients = ours.gradients(given)
-    for key, value in whole.gradients(given).items():
+    one, data = copy.deepcopy(model), zoo.tokens(batch)
+    ours = tutti.parallelize(model, adam(model), data, cluster=f"h100:{devices}", plan=plan, level="O0")
+    whole = tutti.parallelize(one, adam(one), data, cluster="cpu:1", plan="single", level="O0")
+    gradients = ours.gradients(data)
+    for key, value in whole.gradients(data).items():
         assert (gradients[key] - value).norm() <= 1e-5 * value.norm() + 1e-9, key
     for _ in range(2):
-        assert ours(given).item() == pytest.approx(whole(given).item(), rel=1e-5)
-    assert ours.evaluate(given).item() == pytest.approx(whole.evaluate(given).item(), rel=1e-5)
+        assert ours(data).item() == pytest.approx(whole(data).item(), rel=1e-5)
+    assert ours.evaluate(data).item() == pytest.approx(whole.evaluate(data).item(), rel=1e-5)
     assert {n.meta.get("copy") for n in ours.program.graph.nodes} >= set(range(int(plan[-1])))
 
 
@@ -83,34 +83,34 @@ def test_collectives_between_layers_are_in_parts_and_send_as_much():
 @pytest.mark.parametrize("batch", [1, 4])
 def test_attention_is_whole_where_the_sequence_is_cut(batch):
     """Where there are several sequences they are cut, and nothing has to be joined between layers."""
-    made = program(batch, "tp2xoverlap2", 2)
-    found = in_parts(made.graph, 2)
-    attention = [n for n in made.graph.nodes if n.target is ATTENTION]
-    assert len(attention) == 2 and all((n in found) == (batch > 1) for n in attention)
+    lowered = program(batch, "tp2xoverlap2", 2)
+    parts = in_parts(lowered.graph, 2)
+    attention = [n for n in lowered.graph.nodes if n.target is ATTENTION]
+    assert len(attention) == 2 and all((n in parts) == (batch > 1) for n in attention)
     products = [
-        n for n in made.graph.nodes if n.target in FLOPS and n.meta["phase"] == "forward" and n not in attention
+        n for n in lowered.graph.nodes if n.target in FLOPS and n.meta["phase"] == "forward" and n not in attention
     ]
-    assert all(isinstance(at, Split) and at.dim == 0 for n in products for at in found[n].outs)
+    assert all(isinstance(at, Split) and at.dim == 0 for n in products for at in parts[n].outs)
 
 
 def test_gathered_pieces_of_a_sequence_are_cut_in_strides():
     """Half of what each of two ranks holds of a sequence is no half of it, but one of each of its halves."""
     step = graph(1, "gpt2")
-    made = shard(step, Planner(step, tutti.Cluster.parse("h100:2")).named("tp2"), 0)
-    found = in_parts(made.graph, 2)
-    gathers = [n for n in made.graph.nodes if n.target is all_gather and n in found and "h.*" in n.meta["label"]]
-    assert gathers and all(str(found[n].ins[0]) == "S1" and str(found[n].outs[0]) == "S2" for n in gathers)
-    strided = [n for n in found if n.target is torch.ops.aten.addmm.default and found[n].outs == (Split(0, 2),)]
+    sharded = shard(step, Planner(step, tutti.Cluster.parse("h100:2")).named("tp2"), 0)
+    parts = in_parts(sharded.graph, 2)
+    gathers = [n for n in sharded.graph.nodes if n.target is all_gather and n in parts and "h.*" in n.meta["label"]]
+    assert gathers and all(str(parts[n].ins[0]) == "S1" and str(parts[n].outs[0]) == "S2" for n in gathers)
+    strided = [n for n in parts if n.target is torch.ops.aten.addmm.default and parts[n].outs == (Split(0, 2),)]
     assert strided, "products over tokens of a gathered sequence"
 
 
 def test_what_has_no_part_in_hiding_is_left_whole():
     """Updates, gathers of parameters, and what is computed before the first communication."""
-    made = program(2, "tp2xzero3xoverlap2", 4)
-    found = in_parts(made.graph, 2)
-    assert all(n.meta["phase"] != UPDATE for n in found)
-    gathers = [n for n in made.graph.nodes if n.target in COLLECTIVES and n.meta["label"].startswith("param:")]
-    assert gathers and not set(gathers) & set(found)
+    lowered = program(2, "tp2xzero3xoverlap2", 4)
+    parts = in_parts(lowered.graph, 2)
+    assert all(n.meta["phase"] != UPDATE for n in parts)
+    gathers = [n for n in lowered.graph.nodes if n.target in COLLECTIVES and n.meta["label"].startswith("param:")]
+    assert gathers and not set(gathers) & set(parts)
 
 
 def test_what_cannot_be_is_an_error():

@@ -18,16 +18,16 @@ MESH = {"dp": 2}
 
 
 def graph(build) -> fx.Graph:
-    made = fx.Graph()
-    x = made.placeholder("x")
-    made.output(build(made.call_function, x))
-    for node in made.nodes:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(build(graph.call_function, x))
+    for node in graph.nodes:
         node.meta = {"val": Spec((4,), torch.float32), "phase": "forward", "label": node.name, "path": ""}
-    return made
+    return graph
 
 
-def targets(made: fx.Graph) -> list:
-    return [n.target for n in made.nodes if n.op == "call_function"]
+def targets(graph: fx.Graph) -> list:
+    return [n.target for n in graph.nodes if n.op == "call_function"]
 
 
 def several(call, x):
@@ -40,22 +40,24 @@ def several(call, x):
 
 
 def test_where_they_stand():
-    made = graph(several)
-    insert_waits(made, [])
+    waiting = graph(several)
+    insert_waits(waiting, [])
     order = [all_reduce, all_gather, all_reduce, aten.neg.default, wait, aten.mul.Tensor, wait, aten.add.Tensor, wait]
-    assert targets(made) == order
-    assert all(is_begun(n) for n in made.nodes if n.target in (all_reduce, all_gather))
+    assert targets(waiting) == order
+    assert all(is_begun(n) for n in waiting.nodes if n.target in (all_reduce, all_gather))
 
 
 def test_the_same_numbers_and_what_is_asked_for():
-    plain, made = graph(several), graph(several)
-    insert_waits(made, [])
+    plain, waiting = graph(several), graph(several)
+    insert_waits(waiting, [])
     inputs = [(torch.arange(4.0),), (torch.ones(4),)]
-    expected, found = (run_virtual([generate(g)] * 2, inputs, MESH) for g in (plain, made))
+    expected, overlapped = (run_virtual([generate(g)] * 2, inputs, MESH) for g in (plain, waiting))
     assert all(
-        torch.equal(a, b) for row, other in zip(expected, found, strict=True) for a, b in zip(row, other, strict=True)
+        torch.equal(a, b)
+        for row, other in zip(expected, overlapped, strict=True)
+        for a, b in zip(row, other, strict=True)
     )
-    program = generate(made)(torch.ones(4))
+    program = generate(waiting)(torch.ones(4))
     asked = [program.send(None)]
     for answer in ("first", "second", "third"):
         asked.append(program.send(answer))
@@ -69,23 +71,23 @@ def test_in_front_of_a_whole_unit():
         a = call(aten.neg.default, (x,))
         return call(aten.add.Tensor, (a, total))
 
-    made = graph(build)
-    insert_waits(made, [[n] if n.target is all_reduce else [] for n in made.nodes] + [list(made.nodes)[2:4]])
-    assert targets(made) == [all_reduce, wait, aten.neg.default, aten.add.Tensor]
+    waiting = graph(build)
+    insert_waits(waiting, [[n] if n.target is all_reduce else [] for n in waiting.nodes] + [list(waiting.nodes)[2:4]])
+    assert targets(waiting) == [all_reduce, wait, aten.neg.default, aten.add.Tensor]
 
 
 def test_before_what_is_sent_is_overwritten():
-    made = fx.Graph()
-    p, g, m, v, step, lr = (made.placeholder(name) for name in ("p", "g", "m", "v", "step", "lr"))
-    gathered = made.call_function(all_gather, (made.call_function(aten.reshape.default, (p, [4])), "dp", 2))
-    update = made.call_function(torch.ops.tutti.adam_.default, ([p], [g], [m], [v], step, lr))
-    made.output((gathered,))
-    for node in made.nodes:
+    graph = fx.Graph()
+    p, g, m, v, step, lr = (graph.placeholder(name) for name in ("p", "g", "m", "v", "step", "lr"))
+    gathered = graph.call_function(all_gather, (graph.call_function(aten.reshape.default, (p, [4])), "dp", 2))
+    update = graph.call_function(torch.ops.tutti.adam_.default, ([p], [g], [m], [v], step, lr))
+    graph.output((gathered,))
+    for node in graph.nodes:
         node.meta = {"val": Spec((4,), torch.float32), "phase": "update", "label": node.name, "path": ""}
-    found = units(made, lambda node: False)
-    insert_waits(made, found)
-    order = [n.target for n in made.nodes if n.op == "call_function"]
-    assert order.index(wait) == order.index(torch.ops.tutti.adam_.default) - 1 and update in made.nodes
+    all_units = units(graph, lambda node: False)
+    insert_waits(graph, all_units)
+    order = [n.target for n in graph.nodes if n.op == "call_function"]
+    assert order.index(wait) == order.index(torch.ops.tutti.adam_.default) - 1 and update in graph.nodes
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])

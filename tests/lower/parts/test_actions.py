@@ -15,7 +15,7 @@ from tutti.lower.variants.unroll import unroll
 from tutti.plan.pipeline.schedule import CHUNKED, IN_V, NAMES, PAIRED, schedule_of
 
 
-def made(name, p, m, seed):
+def random_parts(name, p, m, seed):
     model = zoo.gpt2(attention=0.0)
     graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()), clip_norm=1.0)
     stages = 2 * p if name in ("interleaved", *IN_V) else p
@@ -27,7 +27,7 @@ def made(name, p, m, seed):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_match_and_no_order_of_them_is_a_circle(name):
-    cutting, schedule = made(name, 3, 6, 1)
+    cutting, schedule = random_parts(name, 3, 6, 1)
     actions = actions_of(cutting, schedule)
     sent = Counter((m, s, r) for (s, r), messages in orders(actions).items() for m in messages)
     received = Counter((m, s, d) for d, todo in enumerate(actions) for a in todo for m, s in a.receives)
@@ -45,7 +45,7 @@ def test_messages_match_and_no_order_of_them_is_a_circle(name):
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v", PAIRED, CHUNKED])
 def test_what_is_dropped_was_there_and_nothing_is_left(name):
-    cutting, schedule = made(name, 2, 4, 3)
+    cutting, schedule = random_parts(name, 2, 4, 3)
     for d, todo in enumerate(actions_of(cutting, schedule)):
         here = set()
         for action in todo:
@@ -59,10 +59,10 @@ def test_what_is_dropped_was_there_and_nothing_is_left(name):
 
 
 def test_who_hears_from_a_device_knows_what_it_has_received():
-    cutting, schedule = made("1f1b", 2, 4, 1)
+    cutting, schedule = random_parts("1f1b", 2, 4, 1)
     actions = actions_of(cutting, schedule)
-    known, sent = had(actions)[1, 0], orders(actions)
-    counts = [known[message] for message in sent[1, 0]]
+    received, sent = had(actions)[1, 0], orders(actions)
+    counts = [received[message] for message in sent[1, 0]]
     assert counts == sorted(counts) and counts[0] > 0, "a gradient comes after what it is the gradient of"
     assert counts[-1] > counts[0] and counts[-1] <= len(sent[0, 1])
 

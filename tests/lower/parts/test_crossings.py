@@ -24,11 +24,11 @@ def test_levels_count_how_often_values_have_crossed_stages():
     graph = function_graph(update, torch.zeros(4, 8), first=first, second=second, optimizer=optimizer)
     reads = Reads(graph)
     stages = function_stages(reads, {"first": 0, "second": 1}, {})
-    found = levels(reads, stages)
+    crossings = levels(reads, stages)
     for node in reads.calls:
         for x in reads.of(node):
-            assert x not in found or found[x] + (stages[x] != stages[node]) <= found[node]
-    assert {(stages[n], found[n]) for n in reads.calls} == {(0, 0), (1, 1), (0, 2)}
+            assert x not in crossings or crossings[x] + (stages[x] != stages[node]) <= crossings[node]
+    assert {(stages[n], crossings[n]) for n in reads.calls} == {(0, 0), (1, 1), (0, 2)}
     updates = [n for n in reads.calls if n.meta["phase"] == UPDATE and stages[n] == 0]
     decayed = [n for n in updates if all(x.op == "placeholder" for x in reads.of(n))]
-    assert decayed and {found[n] for n in updates} == {2}, "not kept from the beginning"
+    assert decayed and {crossings[n] for n in updates} == {2}, "not kept from the beginning"

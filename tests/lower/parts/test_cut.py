@@ -22,9 +22,9 @@ def graph():
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("split", [False, True])
 def test_every_part_runs_and_together_they_make_all_outputs(graph, seed, split):
-    made = cut(graph, random_stages(graph, 2 + seed % 3, seed), split)
+    cutting = cut(graph, random_stages(graph, 2 + seed % 3, seed), split)
     there, outputs = set(graph.inputs), []
-    for part in made.parts.values():
+    for part in cutting.parts.values():
         part.graph.lint()
         assert set(part.inputs) <= there, "parts stand in an order in which they can run"
         there |= set(part.outputs)
@@ -32,17 +32,17 @@ def test_every_part_runs_and_together_they_make_all_outputs(graph, seed, split):
     assert sorted(outputs) == sorted(graph.outputs)
 
 
-def sent(made, place):
+def sent(cutting, place):
     """Names of what other stages read of a part."""
     readers = {
-        name: {r.stage for r in made.readers.get(name, ())} - {place.stage} for name in made.parts[place].outputs
+        name: {r.stage for r in cutting.readers.get(name, ())} - {place.stage} for name in cutting.parts[place].outputs
     }
     return [name for name, stages in readers.items() if stages]
 
 
 def test_a_layer_hands_on_one_tensor_each_way(graph):
-    made = cut(graph, HALVES)
-    assert len(sent(made, Place(0, "F"))) == len(sent(made, Place(1, "B"))) == 1, "the residual stream"
+    cutting = cut(graph, HALVES)
+    assert len(sent(cutting, Place(0, "F"))) == len(sent(cutting, Place(1, "B"))) == 1, "the residual stream"
 
 
 def test_gradients_that_nobody_waits_for_stand_apart(graph):
@@ -59,18 +59,18 @@ def test_gradients_that_nobody_waits_for_stand_apart(graph):
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_the_norm_of_all_gradients_crosses_stages_as_single_numbers(kind):
     model = zoo.llama()
-    made = cut(tutti.capture(model, zoo.tokens(), kind(model.parameters(), lr=0.1), clip_norm=1.0), HALVES)
-    crossing = [made.parts[p].outputs[name].meta["val"].shape for p in made.parts if p.kind.startswith("U")
-                for name in sent(made, p)]  # fmt: skip
+    cutting = cut(tutti.capture(model, zoo.tokens(), kind(model.parameters(), lr=0.1), clip_norm=1.0), HALVES)
+    crossing = [cutting.parts[p].outputs[name].meta["val"].shape for p in cutting.parts if p.kind.startswith("U")
+                for name in sent(cutting, p)]  # fmt: skip
     assert crossing and all(shape == () for shape in crossing)
 
 
 def test_a_gradient_is_made_where_its_parameter_is_at_home(graph):
     """That of the embedding table, which reads nothing of its stage but the batch."""
-    made = cut(graph, {"model.embed_tokens": 0, "model.layers": 1})
-    assert made.makers["grad:model.embed_tokens.weight"].stage == 0
+    cutting = cut(graph, {"model.embed_tokens": 0, "model.layers": 1})
+    assert cutting.makers["grad:model.embed_tokens.weight"].stage == 0
     for name in graph.gradient_names:
-        assert made.makers[name].stage == made.homes[name.replace("grad:", "param:")]
+        assert cutting.makers[name].stage == cutting.homes[name.replace("grad:", "param:")]
 
 
 # -- functions ------------------------------------------------------------------------------------------------------
@@ -102,26 +102,27 @@ STAGES = {"first": 0, "second": 1, "copy": 1}
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_parts_of_a_function_make_all_outputs(function, seed):
-    made = cut(function, random_stages(function, 3, seed) if seed else STAGES)
+    cutting = cut(function, random_stages(function, 3, seed) if seed else STAGES)
     there, outputs = set(function.inputs), []
-    for place, part in made.parts.items():
+    for place, part in cutting.parts.items():
         part.graph.lint()
         assert set(part.inputs) <= there, "parts stand in an order in which they can run"
         there |= set(part.outputs)
         outputs += [name for name in part.outputs if not name.startswith("value:")]
         stored = [name for name in part.outputs if name in function.inputs]
-        assert {made.homes[name] for name in stored} <= {place.stage}
+        assert {cutting.homes[name] for name in stored} <= {place.stage}
         assert place.once and str(place).startswith(f"stage {place.stage} C")
     assert sorted(outputs) == sorted(function.outputs)
 
 
 def test_a_part_does_not_write_into_what_is_read_later(function):
-    made = cut(function, STAGES)
-    assert list(made.parts) == [(0, "C0", 0), (1, "C0", 0), (1, "C1", 0), (0, "C2", 0), (1, "C3", 0)]
-    later = {place: {name for name, node in part.inputs.items() if name in made.homes and node.meta.get("read_later")}
-             for place, part in made.parts.items()}  # fmt: skip
+    cutting = cut(function, STAGES)
+    assert list(cutting.parts) == [(0, "C0", 0), (1, "C0", 0), (1, "C1", 0), (0, "C2", 0), (1, "C3", 0)]
+    later = {place: {name for name, node in part.inputs.items()
+                     if name in cutting.homes and node.meta.get("read_later")}
+             for place, part in cutting.parts.items()}  # fmt: skip
     assert later[Place(0, "C0")] == {"param:first.weight", "param:first.bias"} and not later[Place(0, "C2")]
-    assert "exp_avg:first.weight" in made.parts[Place(0, "C0")].inputs, "which may be written over"
+    assert "exp_avg:first.weight" in cutting.parts[Place(0, "C0")].inputs, "which may be written over"
 
 
 def test_a_tensor_is_returned_on_the_stage_that_stores_it():
@@ -135,8 +136,8 @@ def test_a_tensor_is_returned_on_the_stage_that_stores_it():
         return y
 
     graph = function_graph(exchange, torch.zeros(4, 8), first=first, second=second)
-    made = cut(graph, {"first": 0, "second": 1})
+    cutting = cut(graph, {"first": 0, "second": 1})
     for name in graph.state_names:
-        assert made.makers[name].stage == made.homes[name]
-    (place,) = (place for place, part in made.parts.items() if not part.calls)
-    assert place == made.makers["param:first.weight"] and len(made.parts[place].inputs) == 1, "it only stores"
+        assert cutting.makers[name].stage == cutting.homes[name]
+    (place,) = (place for place, part in cutting.parts.items() if not part.calls)
+    assert place == cutting.makers["param:first.weight"] and len(cutting.parts[place].inputs) == 1, "it only stores"

@@ -18,7 +18,9 @@ ROWS, WIDTH, COUNT = 64, 16, 16
 BF16 = torch.bfloat16
 
 
-def made(plan: str, optimizer=torch.optim.AdamW, masters: bool = True, devices: int = 2, level: str = "O0", **options):
+def step_and_batch(
+    plan: str, optimizer=torch.optim.AdamW, masters: bool = True, devices: int = 2, level: str = "O0", **options
+):
     """A step of 16 microbatches, and its batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH)).to(BF16)
@@ -35,24 +37,24 @@ def by_hand() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH)).to(BF16)
     x = torch.randn(ROWS, WIDTH).to(BF16)
-    found = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
+    sums = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
     for part in x.chunk(COUNT):
         model.zero_grad()
         model(part).float().square().mean().backward()
         for name, p in model.named_parameters():
-            found[name] += p.grad.float() / COUNT
-    return found
+            sums[name] += p.grad.float() / COUNT
+    return sums
 
 
-def off(found: dict[str, torch.Tensor]) -> float:
+def off(gradients: dict[str, torch.Tensor]) -> float:
     expected = by_hand()
-    return max(float((found[n].float() - g).norm() / g.norm()) for n, g in expected.items())
+    return max(float((gradients[n].float() - g).norm() / g.norm()) for n, g in expected.items())
 
 
 def test_sums_are_those_of_float32():
-    low, batch = made("single", devices=1)
+    low, batch = step_and_batch("single", devices=1)
     assert off(low.gradients(batch)) > 1e-3  # sums in bfloat16 round
-    step, batch = made("singlexfp32sums", devices=1)
+    step, batch = step_and_batch("singlexfp32sums", devices=1)
     assert step.plan.sum_dtype == "float32" and off(step.gradients(batch)) < 1e-6
     assert "gradients added in float32" in step.plan.explain()
     assert Plan.from_json(step.plan.to_json()) == step.plan
@@ -65,7 +67,7 @@ def test_an_update_from_float32_sums(plan, devices):
     """What a step with float32 sums changes is nearer to a step in float32 than with sums in bfloat16."""
     masters = {}
     for name in (plan, plan.removesuffix("xfp32sums")):
-        step, batch = made(name, torch.optim.SGD, devices=devices)
+        step, batch = step_and_batch(name, torch.optim.SGD, devices=devices)
         step(batch)
         masters[name] = step.state_dict()
     torch.manual_seed(0)
@@ -82,14 +84,14 @@ def test_an_update_from_float32_sums(plan, devices):
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_updates_read_float32_sums(optimizer, masters):
-    step, _ = made("dp2xfp32sums", optimizer, masters)
+    step, _ = step_and_batch("dp2xfp32sums", optimizer, masters)
     cut, _ = schedule_of(step.graph, step.plan, COUNT)
     assert cut.wide_sums == dict.fromkeys(step.graph.gradient_names, True)
 
 
 def test_another_update_reads_sums_that_are_rounded_once(monkeypatch):
     monkeypatch.setattr(gradient_sums, "ADAM", set())
-    step, batch = made("dp2xfp32sums", masters=False)
+    step, batch = step_and_batch("dp2xfp32sums", masters=False)
     cut, _ = schedule_of(step.graph, step.plan, COUNT)
     assert not any(cut.wide_sums.values())
     step(batch)
@@ -99,7 +101,7 @@ def test_another_update_reads_sums_that_are_rounded_once(monkeypatch):
 def test_memory_counts_what_sums_take():
     kinds = {}
     for name in ("dp2", "dp2xfp32sums"):
-        step, _ = made(name)
+        step, _ = step_and_batch(name)
         predicted = dry_run(step.graph, step.plan, step.cluster)
         kinds[name] = predicted.parts[0].simulation.memory[0].kinds["accumulated gradients"]
         elements = sum(step.graph.spec(f"param:{n}").numel for n in step.graph.names("param"))
@@ -118,12 +120,12 @@ def test_a_microbatch_does_not_hold_the_gradients_of_all_parameters(plan, device
     step((x,))
     _, measured = most_alive(lambda state, data: step(data), step.store.parts, (x,))
     gradients = sum(p.nbytes for p in model.parameters())
-    held = 4 * gradients  # parameters, two moments and the sums
-    assert measured - held < 0.5 * gradients
+    state_bytes = 4 * gradients  # parameters, two moments and the sums
+    assert measured - state_bytes < 0.5 * gradients
     assert measured >= dry_run(step.graph, step.plan, step.cluster).memory.peak
 
 
 def test_a_dtype_that_sums_cannot_have():
-    step, _ = made("dp2")
+    step, _ = step_and_batch("dp2")
     with pytest.raises(ValueError, match="sum_dtype 'float16': gradients are added in 'float32'"):
         step.plan.replace(sum_dtype="float16").check(step.graph)

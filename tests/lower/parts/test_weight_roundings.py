@@ -39,11 +39,11 @@ def variant_of(step, again=()):
 
 @pytest.mark.parametrize("again", [(), ("layers",)])
 def test_microbatches_round_no_weights(step, again):
-    made = undivided(variant_of(step, again), MICROBATCHES)
-    before = made.parts[Place(0, PREPARATION)]
+    cutting = undivided(variant_of(step, again), MICROBATCHES)
+    before = cutting.parts[Place(0, PREPARATION)]
     assert {node.target for node in before.calls} == {ROUND_OPERAND, operator.getitem}
     assert Counter(node.args[1] for node in weight_roundings(before)) == {0: 14, 1: 14}
-    microbatch = made.parts[Place(0, "M")]
+    microbatch = cutting.parts[Place(0, "M")]
     assert not weight_roundings(microbatch) and set(before.outputs) == {x for x in microbatch.inputs if "value:" in x}
     assert undivided(variant_of(step, again), 1).parts.keys() == {Place(0, "S")}, "nothing is shared by one microbatch"
     assert undivided(variant_of(step, again), MICROBATCHES, once=False).parts.keys() == {Place(0, "M"), Place(0, "U")}

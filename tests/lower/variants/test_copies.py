@@ -28,25 +28,25 @@ def graph(name: str):
 @pytest.mark.parametrize("name", ["gpt2", slow("llama"), slow("mixtral"), slow("t5"), "resnet", "mixture"])
 def test_numbers_are_those_of_the_whole_batch(name):
     """Dropout, a balance loss over all tokens, and statistics of a batch norm among them."""
-    expected, found = numbers(graph(name)), numbers(copied(graph(name), 2))
-    assert found.keys() == expected.keys()
+    expected, halved = numbers(graph(name)), numbers(copied(graph(name), 2))
+    assert halved.keys() == expected.keys()
     # behind a batch norm large terms cancel: what is left has their rounding
     rounding = 1e-7 * max(float(value.norm()) for key, value in expected.items() if key.startswith("grad"))
     for key, value in expected.items():
         if key.startswith(("loss", "grad", "exp_avg:", "buffer")):
-            error = (found[key].double() - value.double()).norm()
+            error = (halved[key].double() - value.double()).norm()
             assert error <= 2e-5 * value.double().norm() + rounding, key
 
 
 def test_each_copy_has_half_of_the_work_and_the_labels_of_the_whole():
-    whole, made = graph("llama"), copied(graph("llama"), 2)
-    assert (whole.batch_splits, made.batch_splits) == (1, 2)
-    assert made.flops == pytest.approx(whole.flops, rel=0.01)
-    products = [sum(n.meta["flops"] for n in made.calls if "mm" in n.name and n.meta["copy"] == i) for i in range(2)]
+    whole, halved = graph("llama"), copied(graph("llama"), 2)
+    assert (whole.batch_splits, halved.batch_splits) == (1, 2)
+    assert halved.flops == pytest.approx(whole.flops, rel=0.01)
+    products = [sum(n.meta["flops"] for n in halved.calls if "mm" in n.name and n.meta["copy"] == i) for i in range(2)]
     assert products[0] == products[1] > 0
-    labels = [{n.meta["label"] for n in made.calls if "mm" in n.name and n.meta["copy"] == i} for i in range(2)]
+    labels = [{n.meta["label"] for n in halved.calls if "mm" in n.name and n.meta["copy"] == i} for i in range(2)]
     assert labels[0] == labels[1] == {n.meta["label"] for n in whole.calls if "mm" in n.name}
-    names = [n.meta["name"] for n in made.calls]
+    names = [n.meta["name"] for n in halved.calls]
     assert len(names) == len(set(names))
 
 

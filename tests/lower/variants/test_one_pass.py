@@ -35,9 +35,9 @@ def trained(loss, cluster="cpu:1", plan="single", level="O0"):
     return losses, step.state_dict(), [targets.count(operator.default) for operator in operators]
 
 
-def same(found, expected):
-    assert found[0] == pytest.approx(expected[0], rel=1e-5)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+def same(actual, expected):
+    assert actual[0] == pytest.approx(expected[0], rel=1e-5)
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 def test_in_one_pass():
@@ -52,9 +52,9 @@ def test_in_one_pass():
 )
 def test_on_two_devices(plan, expected):
     """A split vocabulary needs numbers of all ranks between the passes."""
-    found = trained(lambda loss: loss, "cpu:2", plan)
-    assert found[2] == expected
-    same(found, trained(lambda loss: loss))
+    outcome = trained(lambda loss: loss, "cpu:2", plan)
+    assert outcome[2] == expected
+    same(outcome, trained(lambda loss: loss))
 
 
 @pytest.mark.parametrize("total", [lambda a, b: (a + b) / 2, lambda a, b: b + a * b.detach()])

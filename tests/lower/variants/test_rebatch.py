@@ -53,14 +53,14 @@ def test_as_captured(make):
     model, batch, loss = make()
     optimizer = torch.optim.AdamW(model.parameters())
     whole = tutti.capture(model, batch, optimizer, loss)
-    made, captured = rebatched(whole, 4), tutti.capture(model, part(batch, 4), optimizer, loss)
-    shapes = [(str(n.target), n.meta.get("label"), n.meta.get("val"), n.meta.get("flops")) for n in made.graph.nodes]
+    smaller, captured = rebatched(whole, 4), tutti.capture(model, part(batch, 4), optimizer, loss)
+    shapes = [(str(n.target), n.meta.get("label"), n.meta.get("val"), n.meta.get("flops")) for n in smaller.graph.nodes]
     assert shapes == [
         (str(n.target), n.meta.get("label"), n.meta.get("val"), n.meta.get("flops")) for n in captured.graph.nodes
     ]
-    assert list(made.outputs) == list(captured.outputs)
+    assert list(smaller.outputs) == list(captured.outputs)
     if make in (mixture, dropless):  # elsewhere the divisor of a mean, or the strides of random numbers, differ
-        assert made.fingerprint == captured.fingerprint
+        assert smaller.fingerprint == captured.fingerprint
 
 
 def test_rows_that_do_not_divide_are_refused():

@@ -39,8 +39,8 @@ def roundings(step):
 def test_products_share_roundings(step):
     """In a layer, the forward pass rounds 7 weights and the inputs of q, k and v, of o, of gate and up, and of down.
     The backward pass rounds weights and the gradients of 7 results; along both dims."""
-    made = in_low_precision(step, "float8")
-    layer = [node for node in roundings(made) if "layers.0" in node.meta["path"]]
+    low_precision = in_low_precision(step, "float8")
+    layer = [node for node in roundings(low_precision) if "layers.0" in node.meta["path"]]
     assert len({(node.args[0], node.args[1]) for node in layer}) == len(layer), "none is rounded twice"
     kinds = Counter((node.meta["phase"], made_by(node.args[0])[0].op, node.args[1]) for node in layer)
     assert kinds[FORWARD, "placeholder", 1] == kinds[BACKWARD, "placeholder", 0] == 7
@@ -51,18 +51,18 @@ def test_products_share_roundings(step):
 
 def test_the_backward_pass_keeps_inputs_in_the_format(step):
     """It reads the result of attention for other reasons, so that it rounds that again."""
-    made = in_low_precision(step, "float8")
-    read = {made_by(x) for node in made.calls if node.meta["phase"] == BACKWARD for x in node.all_input_nodes}
-    early = [node for node in roundings(made) if node.meta["phase"] == FORWARD and node.args[1] == 0]
+    low_precision = in_low_precision(step, "float8")
+    read = {made_by(x) for node in low_precision.calls if node.meta["phase"] == BACKWARD for x in node.all_input_nodes}
+    early = [node for node in roundings(low_precision) if node.meta["phase"] == FORWARD and node.args[1] == 0]
     assert {made_by(node.args[0])[0].target for node in early} == {ops.rms_norm.default, ops.glu.default}
     assert not {made_by(node.args[0]) for node in early} & read
-    late = {made_by(node.args[0])[0] for node in roundings(made) if node.meta["phase"] == BACKWARD}
+    late = {made_by(node.args[0])[0] for node in roundings(low_precision) if node.meta["phase"] == BACKWARD}
     assert any("attention" in str(node.target) and node.meta["phase"] == FORWARD for node in late)
 
 
 def test_both_dims_are_rounded_in_one_read(step):
-    made = in_low_precision(step, "float8")
-    program = shard(made, Planner(made, CLUSTER).named("single"), 0)
+    low_precision = in_low_precision(step, "float8")
+    program = shard(low_precision, Planner(low_precision, CLUSTER).named("single"), 0)
     before = Counter(node.target for node in program.graph.nodes)
     round_once(program.graph)
     program.graph.lint()
@@ -85,8 +85,8 @@ def test_one_read_rounds_as_two(name):
 
 def test_what_is_computed_again_is_rounded_again(step):
     """The backward pass keeps neither the result nor its rounded form; the forward pass rounds it along one dim."""
-    made = vary(step, Variant(recompute=("glu",), matmul_dtype="float8"))
-    of_glu = [node for node in roundings(made) if made_by(node.args[0])[0].target is ops.glu.default]
+    varied = vary(step, Variant(recompute=("glu",), matmul_dtype="float8"))
+    of_glu = [node for node in roundings(varied) if made_by(node.args[0])[0].target is ops.glu.default]
     assert Counter((node.meta["phase"], node.args[1]) for node in of_glu) == {(FORWARD, 1): 2, (BACKWARD, 0): 2}
 
 
@@ -95,6 +95,6 @@ def test_activations_take_less_memory():
     captured = tutti.capture(model, zoo.tokens(64, 32), torch.optim.AdamW(model.parameters(), lr=1e-3))
     peaks = []
     for variant in (Variant(), Variant(matmul_dtype="float8")):
-        made = vary(captured, variant)
-        peaks.append(dry_run(made, Planner(made, CLUSTER, variant=variant).named("single"), CLUSTER).memory.peak)
+        varied = vary(captured, variant)
+        peaks.append(dry_run(varied, Planner(varied, CLUSTER, variant=variant).named("single"), CLUSTER).memory.peak)
     assert peaks[1] < peaks[0]

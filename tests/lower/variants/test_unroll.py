@@ -53,18 +53,18 @@ def numbers(step, seed: int = 3) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name, slices", crossed(CAUSAL, [2, 4]))
 def test_numbers_are_those_of_the_whole_sequence(name, slices):
-    expected, found = numbers(graph(name)), numbers(unroll(graph(name), slices))
-    assert found.keys() == expected.keys()
+    expected, unrolled = numbers(graph(name)), numbers(unroll(graph(name), slices))
+    assert unrolled.keys() == expected.keys()
     for key, value in expected.items():
         if key.startswith(("loss", "grad", "exp_avg:")):
-            assert (found[key] - value).norm() <= 2e-5 * value.norm() + 1e-9, key
+            assert (unrolled[key] - value).norm() <= 2e-5 * value.norm() + 1e-9, key
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_chunks_are_computed_in_order(name):
-    made = unroll(graph(name), 4)
-    reads, ways = Reads(made), {FORWARD: 1, BACKWARD: -1}
-    assert made.sequence_chunks == 4 and graph(name).sequence_chunks == 1
+    unrolled = unroll(graph(name), 4)
+    reads, ways = Reads(unrolled), {FORWARD: 1, BACKWARD: -1}
+    assert unrolled.sequence_chunks == 4 and graph(name).sequence_chunks == 1
     crossing = 0
     for node in reads.calls:
         phase = node.meta["phase"]
@@ -77,12 +77,14 @@ def test_chunks_are_computed_in_order(name):
 
 def test_work_is_shared_out():
     """Each chunk has a quarter of the matrix products, the last of four 7 / 16 of the attention."""
-    whole, made = graph("llama"), unroll(graph("llama"), 4)
-    assert made.flops == pytest.approx(whole.flops, rel=0.1)
-    products = [sum(n.meta["flops"] for n in made.calls if "mm" in n.name and n.meta["slice"] == i) for i in range(4)]
+    whole, unrolled = graph("llama"), unroll(graph("llama"), 4)
+    assert unrolled.flops == pytest.approx(whole.flops, rel=0.1)
+    products = [
+        sum(n.meta["flops"] for n in unrolled.calls if "mm" in n.name and n.meta["slice"] == i) for i in range(4)
+    ]
     assert products == [products[0]] * 4
     scores = [
-        sum(n.meta["flops"] for n in made.calls if "attention" in str(n.target) and n.meta["slice"] == i)
+        sum(n.meta["flops"] for n in unrolled.calls if "attention" in str(n.target) and n.meta["slice"] == i)
         for i in range(4)
     ]
     assert [s / sum(scores) for s in scores] == pytest.approx([1 / 16, 3 / 16, 5 / 16, 7 / 16])
@@ -134,9 +136,9 @@ def test_parameters_of_the_sequence_and_of_nothing(plan, length):
     options = {"loss": lambda model, batch: model(*batch), "level": "O0", "accumulate": 2}
     ours = tutti.parallelize(model, adam(model), (x,), cluster="cpu:2", plan=plan, **options)
     whole = tutti.parallelize(one, adam(one), (x,), cluster="cpu:1", plan="single", **options)
-    found = ours.gradients((x,))
+    gradients = ours.gradients((x,))
     for key, value in whole.gradients((x,)).items():
-        assert (found[key] - value).norm() <= 1e-5 * value.norm() + 1e-9, key
+        assert (gradients[key] - value).norm() <= 1e-5 * value.norm() + 1e-9, key
     assert [ours((x,)).item() for _ in range(2)] == pytest.approx([whole((x,)).item() for _ in range(2)], rel=1e-5)
 
 

@@ -77,14 +77,14 @@ def test_equals_the_formula(name, dtype):
 @pytest.mark.starts
 def test_rounded_keys_and_values(name, stored, bound_of_rounding, dtype):
     (query, keys, values, *rest), options = drawn(**CASES[name], dtype=dtype)
-    given = rounded(keys, stored), rounded(values, stored)
-    out = attention(query, *given, *rest, **options)
-    wanted = exact((query, *map(paged_attention.unrounded, given), *rest), options)
+    cache = rounded(keys, stored), rounded(values, stored)
+    out = attention(query, *cache, *rest, **options)
+    wanted = exact((query, *map(paged_attention.unrounded, cache), *rest), options)
     bound = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 4e-3}
     torch.testing.assert_close(out.double(), wanted, **bound)
     error = out.double() - exact((query, keys, values, *rest), options)
     assert 0 < error.norm() < bound_of_rounding * wanted.norm()
-    one = attention(query[:1], *given, rest[0][:1], torch.tensor([0, 1]).int(), rest[2][:1], **options)
+    one = attention(query[:1], *cache, rest[0][:1], torch.tensor([0, 1]).int(), rest[2][:1], **options)
     if rest[1][1] == 1:  # the first sequence has one token
         assert torch.equal(one[0], out[0])
 
@@ -95,9 +95,9 @@ def test_rounded_keys_and_values(name, stored, bound_of_rounding, dtype):
 def test_equals_the_formula_on_a_gpu(name, dtype):
     args, options = drawn(**CASES[name], dtype=dtype)
     there = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in options.items()}
-    found = attention(*(x.cuda() for x in args), **there).cpu()
+    out = attention(*(x.cuda() for x in args), **there).cpu()
     bound = {"rtol": 1e-5, "atol": 5e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
-    torch.testing.assert_close(found.double(), exact(args, options), **bound)
+    torch.testing.assert_close(out.double(), exact(args, options), **bound)
 
 
 def test_without_special_instructions(monkeypatch):
@@ -108,7 +108,7 @@ def test_without_special_instructions(monkeypatch):
 
 
 def test_the_formula_is_that_of_pytorch():
-    """Of one sequence in its blocks."""
+    """One sequence in its blocks."""
     args, options = drawn([40], [40], dtype=torch.float64)
     query, keys, values, tables, *_ = args
     slots = (tables[0].long() * BLOCK).repeat_interleave(BLOCK)[:40] + torch.arange(40) % BLOCK

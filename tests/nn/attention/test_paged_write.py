@@ -111,11 +111,11 @@ def test_rows_of_int8_are_the_nearest(dtype):
     _, values, slots = drawn(dtype)
     values[2, 1] = 0
     cache = torch.zeros(20, 2, 8, dtype=torch.int8)
-    found = ops.paged_write(cache, values, slots)
+    written = ops.paged_write(cache, values, slots)
     wanted = cache.clone()
     wanted[[3, 19, 0]] = paged_write.rounded(values)[[0, 2, 3]]
-    assert torch.equal(found, wanted)
-    back, scales = unrounded(found[[3, 19, 0]]), values[[0, 2, 3]].float().abs().amax(2, keepdim=True) / 127
+    assert torch.equal(written, wanted)
+    back, scales = unrounded(written[[3, 19, 0]]), values[[0, 2, 3]].float().abs().amax(2, keepdim=True) / 127
     assert ((back - values[[0, 2, 3]].float()).abs() <= scales * 0.501).all() and back[1, 1].eq(0).all()
     opcheck(ops.paged_write.default, (cache, values, slots))
     with pytest.raises(ValueError, match=r"or of int8 or int4 \(slots, heads, row_size"):
@@ -131,11 +131,11 @@ def test_rows_of_int4_are_the_nearest(width, size, dtype):
     values[2, 1] = 0
     assert row_size(width, torch.uint8) == size and numbers(size, torch.uint8) == width
     cache = torch.zeros(20, 2, size, dtype=torch.uint8)
-    found = ops.paged_write(cache, values, slots)
+    written = ops.paged_write(cache, values, slots)
     paged_write.reference(wanted := cache.clone(), values, slots)
-    assert torch.equal(found, wanted) and found[[i for i in range(20) if i not in (0, 3, 19)]].eq(0).all()
-    back, kept = unrounded(found[[3, 19, 0]]), values[[0, 2, 3]].float()
-    for mine, own in zip(back.split(64, -1), kept.split(64, -1), strict=True):
+    assert torch.equal(written, wanted) and written[[i for i in range(20) if i not in (0, 3, 19)]].eq(0).all()
+    back, exact = unrounded(written[[3, 19, 0]]), values[[0, 2, 3]].float()
+    for mine, own in zip(back.split(64, -1), exact.split(64, -1), strict=True):
         step = (own.amax(-1, keepdim=True) - own.amin(-1, keepdim=True)) / 15
         assert ((mine - own).abs() <= 0.51 * step + own.abs().amax() / 1000).all()
     assert back[1, 1].eq(0).all()
@@ -144,8 +144,8 @@ def test_rows_of_int4_are_the_nearest(width, size, dtype):
 
 def test_rows_of_int4_without_a_finite_range():
     values = torch.tensor([[[torch.nan, 1.0]], [[1e9, -1e9]]])
-    found = ops.paged_write(torch.zeros(2, 1, 5, dtype=torch.uint8), values, torch.arange(2))
-    back = unrounded(found)
+    written = ops.paged_write(torch.zeros(2, 1, 5, dtype=torch.uint8), values, torch.arange(2))
+    back = unrounded(written)
     assert back[0].isnan().all() and not bool(back[1].isnan().any()) and back[1, 0, 0] > 6e4 > 0 > back[1, 0, 1]
     with pytest.raises(ValueError, match="rows of 3 numbers; expected an even number"):
         row_size(3, torch.uint8)

@@ -27,8 +27,8 @@ def drawn(halves: int = 2, total: int = EXPERTS, dtype=torch.float64, biased: bo
     return (x, index, *more) if biased else (x, index, *more, None, None)
 
 
-def clamped_swiglu(made, alpha=1.7, limit=0.5):
-    gate, up = made[::2].clamp(max=limit), made[1::2].clamp(-limit, limit)
+def clamped_swiglu(hidden, alpha=1.7, limit=0.5):
+    gate, up = hidden[::2].clamp(max=limit), hidden[1::2].clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
@@ -39,12 +39,12 @@ def by_hand(x, index, weight, up, down, up_bias=None, down_bias=None, activation
         y = torch.zeros_like(x[t])
         for j, e in enumerate((index[t] - first).tolist()):
             if 0 <= e < len(up):
-                made = up[e] @ x[t] + (0 if up_bias is None else up_bias[e])
-                gate, rest = made[:WIDTH], made[WIDTH:]
+                hidden = up[e] @ x[t] + (0 if up_bias is None else up_bias[e])
+                gate, rest = hidden[:WIDTH], hidden[WIDTH:]
                 if activation in FUNCTIONS:
                     a = FUNCTIONS[activation](gate) * (rest if len(rest) else 1)
                 else:
-                    a = clamped_swiglu(made)
+                    a = clamped_swiglu(hidden)
                 y = y + weight[t, j] * (down[e] @ a + (0 if down_bias is None else down_bias[e]))
         rows.append(y)
     return torch.stack(rows)
@@ -92,11 +92,11 @@ def test_tokens_of_experts_that_are_elsewhere_add_nothing(first):
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
     wanted = torch.autograd.grad(expected, learned(*operands), grad)
-    for found in (
+    for gradients in (
         torch.autograd.grad(y, learned(*operands), grad),
         torch.autograd.grad(ops.experts_training(*operands, "silu", first, 9, "", -1)[0], learned(*operands), grad),
     ):
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(gradients, wanted)
 
 
 def test_rows_are_kept_for_the_experts_that_are_here():
@@ -118,8 +118,10 @@ def test_grouped_products_give_what_the_loop_gives(halves, biased, first):
     torch.testing.assert_close(theirs, y, **close)
     torch.testing.assert_close(more, rows, **close)
     assert len(more) == len(rows), "those of other experts are left out"
-    found = experts_grouped.backward(torch.ones_like(x), *arguments, more)
-    torch.testing.assert_close(found, experts_loop.backward(torch.ones_like(x), *arguments, rows), rtol=0.02, atol=0.02)
+    gradients = experts_grouped.backward(torch.ones_like(x), *arguments, more)
+    torch.testing.assert_close(
+        gradients, experts_loop.backward(torch.ones_like(x), *arguments, rows), rtol=0.02, atol=0.02
+    )
 
 
 def test_grouped_products_without_a_local_token():

@@ -16,8 +16,8 @@ def drawn(tokens, dtype, biases=False, activation="silu", first=0, local=6, tota
     hidden, width = 40, 24
     x, up, down = torch.randn(tokens, hidden), torch.randn(local, 2 * width, hidden), torch.randn(local, hidden, width)
     index = torch.rand(tokens, total).argsort(1)[:, :k]
-    given = [torch.randn(local, 2 * width), torch.randn(local, hidden)] if biases else [None, None]
-    tensors = [t if t is None else t.to(dtype) / 4 for t in (x * 4, up, down, *given)]
+    bias_tensors = [torch.randn(local, 2 * width), torch.randn(local, hidden)] if biases else [None, None]
+    tensors = [t if t is None else t.to(dtype) / 4 for t in (x * 4, up, down, *bias_tensors)]
     return (tensors[0], index, torch.rand(tokens, k), *tensors[1:], activation, first, total)
 
 
@@ -28,11 +28,11 @@ def drawn(tokens, dtype, biases=False, activation="silu", first=0, local=6, tota
 @pytest.mark.starts
 def test_equals_the_mixture(options, dtype):
     args = drawn(**{"tokens": 5, "dtype": dtype, **options})
-    found = ops.experts_rows(*args)
+    y = ops.experts_rows(*args)
     wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     wanted = ops.experts(*wide, "", -1)
-    assert found.dtype == dtype and found.shape == wanted.shape
-    assert (found - wanted).norm() <= (2e-6 if dtype == torch.float32 else 8e-3) * wanted.norm()
+    assert y.dtype == dtype and y.shape == wanted.shape
+    assert (y - wanted).norm() <= (2e-6 if dtype == torch.float32 else 8e-3) * wanted.norm()
 
 
 def test_bits_do_not_depend_on_other_tokens():

@@ -35,11 +35,11 @@ def drawn(m, dtype, scheme, count=4, n=24, k=128):
 def test_equals_the_layers_one_by_one(m, dtype, scheme):
     operands, options, layers = drawn(m, dtype, scheme)
     x, expert = operands[:2]
-    found = ops.linear_experts(*operands, **options)
+    y = ops.linear_experts(*operands, **options)
     wanted = torch.cat([layers[e](x[i : i + 1]) for i, e in enumerate(expert.tolist())])
-    assert torch.equal(found, wanted), "also in bits: a row does not depend on the others"
+    assert torch.equal(y, wanted), "also in bits: a row does not depend on the others"
     plain = linear_experts.reference(*operands, **options)
-    assert (plain.float() - found.float()).norm() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) * found.float().norm()
+    assert (plain.float() - y.float()).norm() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) * y.float().norm()
 
 
 def test_registration():

@@ -12,15 +12,15 @@ import tutti.nn.experts.moe
 from tutti.nn import MoE
 
 
-def made(**options):
+def layer_and_input(**options):
     torch.manual_seed(0)
     return MoE(8, 12, 4, 2, **options), torch.randn(3, 10, 8)
 
 
-def by_hand(layer, x, kept=None):
-    """Every expert for every token. kept: (batch, sequence, k), which choices are not dropped."""
+def by_hand(layer, x, mask=None):
+    """Every expert for every token. mask: (batch, sequence, k), which choices are not dropped."""
     routing = layer.router(x)
-    weight = routing.weight if kept is None else routing.weight * kept
+    weight = routing.weight if mask is None else routing.weight * mask
     y = torch.zeros_like(x)
     for e in range(4):
         gate, up = (x @ layer.gate_up[e].T).chunk(2, -1)
@@ -30,14 +30,14 @@ def by_hand(layer, x, kept=None):
 
 
 def test_dropless():
-    layer, x = made()
+    layer, x = layer_and_input()
     y, aux = layer(x)
     torch.testing.assert_close(y, by_hand(layer, x))
     assert aux.load.sum() == 60 and aux.dropped == 0
 
 
 def test_capacity_enough_for_all_is_dropless():
-    layer, x = made(capacity_factor=4.0)
+    layer, x = layer_and_input(capacity_factor=4.0)
     y, aux = layer(x)
     torch.testing.assert_close(y, by_hand(layer, x))
     assert aux.dropped == 0
@@ -45,24 +45,24 @@ def test_capacity_enough_for_all_is_dropless():
 
 @pytest.mark.parametrize("factor", [0.5, 1.0])
 def test_dropped_choices_add_nothing(factor):
-    layer, x = made(capacity_factor=factor)
+    layer, x = layer_and_input(capacity_factor=factor)
     y, aux = layer(x)
     index, capacity = layer.router(x).index, -(-10 * 2 * factor // 4)
-    kept = torch.zeros(index.shape)
+    mask = torch.zeros(index.shape)
     for b in range(3):
         used = [0] * 4
         for j in range(2):
             for s in range(10):
                 e = int(index[b, s, j])
-                kept[b, s, j], used[e] = used[e] < capacity, used[e] + 1
-    torch.testing.assert_close(y, by_hand(layer, x, kept))
-    torch.testing.assert_close(aux.dropped, 1 - kept.mean())
+                mask[b, s, j], used[e] = used[e] < capacity, used[e] + 1
+    torch.testing.assert_close(y, by_hand(layer, x, mask))
+    torch.testing.assert_close(aux.dropped, 1 - mask.mean())
     assert aux.dropped > 0
 
 
 @pytest.mark.parametrize("factor", [None, 0.75])
 def test_gradients(factor):
-    layer, x = made(capacity_factor=factor, shared=1, dtype=torch.float64)
+    layer, x = layer_and_input(capacity_factor=factor, shared=1, dtype=torch.float64)
     x = x.double().requires_grad_()
     names = [name for name, _ in layer.named_parameters() if not name.startswith("router")]  # whose choices jump
 
@@ -76,7 +76,7 @@ def test_gradients(factor):
 
 
 def test_shared_experts_see_every_token():
-    layer, x = made(shared=2)
+    layer, x = layer_and_input(shared=2)
     gate, up = (x @ layer.shared_gate_up.weight.T).chunk(2, -1)
     assert gate.shape[-1] == 24
     torch.testing.assert_close(layer(x)[0], by_hand(layer, x) + (F.silu(gate) * up) @ layer.shared_down.weight.T)
@@ -84,7 +84,7 @@ def test_shared_experts_see_every_token():
 
 @pytest.mark.parametrize("factor", [None, 0.75])
 def test_bfloat16(factor):
-    layer, x = made(capacity_factor=factor, dtype=torch.bfloat16)
+    layer, x = layer_and_input(capacity_factor=factor, dtype=torch.bfloat16)
     y, aux = layer(x.bfloat16())
     assert y.dtype == torch.bfloat16 and aux.balance.dtype == torch.float32
     y.sum().backward()

@@ -16,22 +16,22 @@ def routed(**options):
 
 
 def test_the_largest_scores_are_chosen_and_normalized():
-    _, _, logits, made = routed()
+    _, _, logits, routing = routed()
     scores, index = logits.softmax(-1).topk(2)
-    assert torch.equal(made.index.flatten(0, 1), index)
-    torch.testing.assert_close(made.weight.flatten(0, 1), scores / scores.sum(1, keepdim=True))
-    *_, made = routed(normalize=False)
-    torch.testing.assert_close(made.weight.flatten(0, 1), scores)
+    assert torch.equal(routing.index.flatten(0, 1), index)
+    torch.testing.assert_close(routing.weight.flatten(0, 1), scores / scores.sum(1, keepdim=True))
+    *_, routing = routed(normalize=False)
+    torch.testing.assert_close(routing.weight.flatten(0, 1), scores)
 
 
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_losses(scores):
-    _, _, logits, made = routed(scores=scores)
+    _, _, logits, routing = routed(scores=scores)
     p = logits.softmax(1) if scores == "softmax" else logits.sigmoid() / logits.sigmoid().sum(1, keepdim=True)
-    f = torch.stack([(made.index == e).sum() for e in range(EXPERTS)])
-    assert torch.equal(made.load, f.float())
-    torch.testing.assert_close(made.balance, EXPERTS * (f / (2 * TOKENS) * p.mean(0)).sum())
-    torch.testing.assert_close(made.z, logits.exp().sum(1).log().square().mean())
+    f = torch.stack([(routing.index == e).sum() for e in range(EXPERTS)])
+    assert torch.equal(routing.load, f.float())
+    torch.testing.assert_close(routing.balance, EXPERTS * (f / (2 * TOKENS) * p.mean(0)).sum())
+    torch.testing.assert_close(routing.z, logits.exp().sum(1).log().square().mean())
 
 
 def skewed(**options):
@@ -81,8 +81,8 @@ def test_it_computes_in_float32():
     router, x, *_ = routed(dtype=torch.bfloat16)
     logits = x.bfloat16().float() @ router.weight.float().T
     with torch.autocast("cpu", torch.bfloat16):
-        found = router(x.bfloat16())
-    assert torch.equal(found.index, logits.topk(2).indices) and found.weight.dtype == torch.float32
+        routing = router(x.bfloat16())
+    assert torch.equal(routing.index, logits.topk(2).indices) and routing.weight.dtype == torch.float32
 
 
 def test_errors():

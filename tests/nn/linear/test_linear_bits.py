@@ -27,9 +27,9 @@ def drawn(m, n, k, dtype, bits, group=64, zeros=True):
     return torch.randn(m, k).to(dtype), (linear_bits.pack(codes, bits), scales, offsets), torch.randn(n).to(dtype)
 
 
-def close(found, wanted, bound):
-    assert found.shape == wanted.shape
-    assert (found.double() - wanted.double()).norm() <= bound * wanted.double().norm()
+def close(actual, wanted, bound):
+    assert actual.shape == wanted.shape
+    assert (actual.double() - wanted.double()).norm() <= bound * wanted.double().norm()
 
 
 @BITS

@@ -29,9 +29,9 @@ def drawn(m, n, k, dtype, scheme):
     return torch.randn(m, k).to(dtype), layer, layer.dequantize().to(dtype).double()
 
 
-def close(found, wanted, bound):
-    assert found.shape == wanted.shape
-    assert (found.double() - wanted.double()).norm() <= bound * wanted.double().norm()
+def close(actual, wanted, bound):
+    assert actual.shape == wanted.shape
+    assert (actual.double() - wanted.double()).norm() <= bound * wanted.double().norm()
 
 
 @SCHEMES
@@ -40,12 +40,12 @@ def close(found, wanted, bound):
 @pytest.mark.starts
 def test_equals_its_dequantized_weight(m, n, k, dtype, scheme):
     x, layer, w = drawn(m, n, k, dtype, scheme)
-    found = layer(x)
-    close(found, F.linear(x.double(), w, layer.bias.double()), BOUND[dtype])
-    close(found, linear_codes.reference(x, layer.q, layer.scales, layer.zeros, layer.bias, bits=scheme.bits),
+    y = layer(x)
+    close(y, F.linear(x.double(), w, layer.bias.double()), BOUND[dtype])
+    close(y, linear_codes.reference(x, layer.q, layer.scales, layer.zeros, layer.bias, bits=scheme.bits),
           BOUND[dtype])  # fmt: skip
     for part in (slice(0, 1), slice(1, 20)):
-        assert torch.equal(layer(x[part]), found[part]), "a row does not depend on the others"
+        assert torch.equal(layer(x[part]), y[part]), "a row does not depend on the others"
 
 
 @SCHEMES
@@ -66,8 +66,8 @@ def test_all_numbers_of_float8():
     eye = torch.eye(256)
     eye[:, [127, 255]] = 0
     codes = torch.where(codes.isnan().any(0), torch.zeros(()).to(codes.dtype), codes)
-    found = ops.linear_codes(eye, codes, torch.ones(1, 1), bits=8)
-    assert torch.equal(found[:, 0], codes[0].float())
+    y = ops.linear_codes(eye, codes, torch.ones(1, 1), bits=8)
+    assert torch.equal(y[:, 0], codes[0].float())
 
 
 @pytest.mark.starts

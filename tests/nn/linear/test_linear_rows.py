@@ -26,9 +26,9 @@ def drawn(m, n, k, dtype, bias=True):
     return torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype) / k**0.5, torch.randn(n).to(dtype) if bias else None
 
 
-def close(found, wanted, bound):
-    assert found.shape == wanted.shape
-    assert (found.double() - wanted.double()).norm() <= bound * wanted.double().norm()
+def close(actual, wanted, bound):
+    assert actual.shape == wanted.shape
+    assert (actual.double() - wanted.double()).norm() <= bound * wanted.double().norm()
 
 
 @BOTH
@@ -37,9 +37,9 @@ def close(found, wanted, bound):
 def test_equals_a_linear_layer(m, n, k, dtype):
     x, weight, bias = drawn(m, n, k, dtype)
     for b in (None, bias):
-        found = ops.linear_rows(x, weight, b)
-        assert found.dtype == dtype
-        close(found, F.linear(x.double(), weight.double(), None if b is None else b.double()), BOUND[dtype])
+        y = ops.linear_rows(x, weight, b)
+        assert y.dtype == dtype
+        close(y, F.linear(x.double(), weight.double(), None if b is None else b.double()), BOUND[dtype])
 
 
 @BOTH
@@ -51,10 +51,10 @@ def test_without_special_instructions(monkeypatch, dtype):
     for module in (linear_rows, linear_int8, linear_int4):
         monkeypatch.setattr(module, "kernels", lambda: general)
         monkeypatch.setattr(module, "rounds", general.rounds)
-    found = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
-    for a, b in zip(own, found, strict=True):
+    generic = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
+    for a, b in zip(own, generic, strict=True):
         close(a, b, BOUND[dtype])
-    close(ops.linear_int8(x, *q8, bias, rounded=True), found[1], 0.02)
+    close(ops.linear_int8(x, *q8, bias, rounded=True), generic[1], 0.02)
 
 
 @pytest.mark.parametrize("m", [1, 31, 33, 70])
@@ -68,9 +68,9 @@ def test_by_tiles(monkeypatch, m):
     for linear, operands, wanted in zip(
         (ops.linear_rows, ops.linear_int8, ops.linear_int4), ((weight,), q8, q4), own, strict=True
     ):
-        found = linear(x, *operands, bias)
-        close(found, wanted, BOUND[torch.bfloat16])
-        assert torch.equal(linear(x[m // 2 :], *operands, bias), found[m // 2 :])
+        y = linear(x, *operands, bias)
+        close(y, wanted, BOUND[torch.bfloat16])
+        assert torch.equal(linear(x[m // 2 :], *operands, bias), y[m // 2 :])
 
 
 @BOTH
@@ -79,15 +79,15 @@ def test_bits_do_not_depend_on_other_rows(kind, dtype):
     x, weight, bias = drawn(71, 100, 1344, dtype)
     options = {"rounded": True} if "rounded" in kind else {}
     name = kind.split()[0]
-    made = {"floats": lambda w: [w], "int8": quantize_int8, "int4": quantize_int4}[name](weight)
+    operands = {"floats": lambda w: [w], "int8": quantize_int8, "int4": quantize_int4}[name](weight)
     linear = {"floats": ops.linear_rows, "int8": ops.linear_int8, "int4": ops.linear_int4}[name]
-    whole = linear(x, *made, bias, **options)
+    whole = linear(x, *operands, bias, **options)
     for rows in (slice(0, 1), slice(3, 5), slice(5, 8), slice(20, 71)):
-        assert torch.equal(linear(x[rows], *made, bias, **options), whole[rows])
+        assert torch.equal(linear(x[rows], *operands, bias, **options), whole[rows])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert torch.equal(linear(x, *made, bias, **options), whole)
+        assert torch.equal(linear(x, *operands, bias, **options), whole)
     finally:
         torch.set_num_threads(threads)
 
@@ -147,8 +147,8 @@ def test_int8_is_exact_in_the_weight(m, k, dtype):
 def test_nothing_is_added_up(m, rounded, dtype):
     bias = torch.randn(3).to(dtype)
     weight = torch.zeros(3, 0, dtype=torch.int8), torch.ones(3)
-    found = ops.linear_int8(torch.zeros(m, 0, dtype=dtype), *weight, bias, rounded=rounded)
-    assert torch.equal(found, bias.expand(m, 3))
+    y = ops.linear_int8(torch.zeros(m, 0, dtype=dtype), *weight, bias, rounded=rounded)
+    assert torch.equal(y, bias.expand(m, 3))
 
 
 def test_int8_is_the_nearest():
@@ -165,14 +165,14 @@ def test_int8_is_the_nearest():
 @pytest.mark.parametrize("zeros", [False, True])
 def test_int4_equals_its_dequantized_weight(m, group, zeros, dtype):
     x, weight, bias = drawn(m, 50, 1280, dtype)
-    made = quantize_int4(weight, group, zeros)
-    w = dequantize_int4(*made)
+    quantized = quantize_int4(weight, group, zeros)
+    w = dequantize_int4(*quantized)
     wanted = F.linear(x.double(), w.to(dtype).double(), bias.double())
-    close(ops.linear_int4(x, *made, bias), wanted, BOUND[dtype])
+    close(ops.linear_int4(x, *quantized, bias), wanted, BOUND[dtype])
     exact = F.linear(x.double(), w.double(), bias.double())
-    rounded = ops.linear_int4(x, *made, bias, rounded=True)
+    rounded = ops.linear_int4(x, *quantized, bias, rounded=True)
     close(rounded, exact, 0.01)
-    close(rounded, linear_int4.reference(x, *made, bias, rounded=True), BOUND[dtype] / 2)
+    close(rounded, linear_int4.reference(x, *quantized, bias, rounded=True), BOUND[dtype] / 2)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

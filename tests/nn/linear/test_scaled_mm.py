@@ -145,8 +145,10 @@ def test_time_is_that_of_the_device_in_fp8(tmp_path):
     for name in ("single", "singlexfp8"):
         variant = tutti.plan.textbook.parse_name(name, 1).variant
         graph = captured.graph(1, variant)
-        made = dry_run(graph, Planner(graph, cluster, (), 1, variant).named(name), cluster, "O2")
-        rows = [row for row in made.slowest() if "mlp" in row[0] and row[0].endswith("mm") and row[1] == "forward"]
+        prediction = dry_run(graph, Planner(graph, cluster, (), 1, variant).named(name), cluster, "O2")
+        rows = [
+            row for row in prediction.slowest() if "mlp" in row[0] and row[0].endswith("mm") and row[1] == "forward"
+        ]
         seconds[name] = sum(took for *_, took in rows)
     assert 0.5 < seconds["singlexfp8"] / seconds["single"] < 0.75  # twice the peak, and operands are rounded
 

@@ -69,8 +69,8 @@ def test_low_precision_logits_are_widened(dtype):
 def test_only_what_learns_has_a_gradient():
     hidden, weight, bias, labels = (x.detach() for x in drawn())
     lse, _ = ops.linear_logsumexp(hidden, weight, bias, labels)
-    found = ops.linear_logsumexp_backward(lse, lse, hidden, weight, bias, labels, lse, [False, True, False])
-    assert [x is None for x in found] == [True, False, True]
+    gradients = ops.linear_logsumexp_backward(lse, lse, hidden, weight, bias, labels, lse, [False, True, False])
+    assert [x is None for x in gradients] == [True, False, True]
 
 
 @pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False], [True, False, False]])
@@ -82,9 +82,9 @@ def test_with_gradients_is_both_in_one(dtype, wanted, monkeypatch):
     lse, picked = ops.linear_logsumexp(hidden, weight, bias, labels)
     gradients = torch.randn_like(lse), torch.randn_like(lse)
     expected = ops.linear_logsumexp_backward(*gradients, hidden, weight, bias, labels, lse, wanted)
-    found = ops.linear_logsumexp_with_gradients(*gradients, hidden, weight, bias, labels, wanted)
+    fused = ops.linear_logsumexp_with_gradients(*gradients, hidden, weight, bias, labels, wanted)
     near = {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {}
-    torch.testing.assert_close(found, (lse, picked, *expected), **near)
+    torch.testing.assert_close(fused, (lse, picked, *expected), **near)
 
 
 compiles = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -101,8 +101,8 @@ def test_kernels_give_the_same(dtype, biased):
     wanted = [True, True, biased]
     plain, compiled = (
         (
-            *(made := ops.linear_logsumexp(*operands, compiled=how)),
-            *ops.linear_logsumexp_backward(*slopes, *operands, made[0], wanted, compiled=how),
+            *(forward := ops.linear_logsumexp(*operands, compiled=how)),
+            *ops.linear_logsumexp_backward(*slopes, *operands, forward[0], wanted, compiled=how),
             *ops.linear_logsumexp_with_gradients(*slopes, *operands, wanted, compiled=how),
         )
         for how in (False, True)
@@ -146,8 +146,8 @@ def test_kernels_take_what_lies_otherwise():
     wanted = [True, True, False]
     expected = ops.linear_logsumexp_backward(*slopes, *operands, lse, wanted)
     apart = torch.stack([lse, lse + 1], 1)[:, 0]
-    found = ops.linear_logsumexp_backward(*slopes.bfloat16(), *operands, apart, wanted, compiled=True)
-    torch.testing.assert_close(found[:2], expected[:2], rtol=0.03, atol=0.03)
+    gradients = ops.linear_logsumexp_backward(*slopes.bfloat16(), *operands, apart, wanted, compiled=True)
+    torch.testing.assert_close(gradients[:2], expected[:2], rtol=0.03, atol=0.03)
     for compiled in (False, True):
         with pytest.raises(ValueError, match=r"labels are torch\.int32"):
             ops.linear_logsumexp(*operands[:3], labels.int(), compiled=compiled)
@@ -168,10 +168,10 @@ def test_a_compiled_step_uses_them():
 
 def test_nothing_of_rows_times_classes_is_kept():
     hidden, weight, bias, labels = drawn()
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
         linear_cross_entropy(hidden, weight, labels, bias)
-    assert max(kept) == CLASSES * HIDDEN < ROWS * CLASSES
+    assert max(sizes) == CLASSES * HIDDEN < ROWS * CLASSES
 
 
 def test_registration():

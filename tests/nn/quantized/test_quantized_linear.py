@@ -26,30 +26,32 @@ SCHEMES = {
 def layer_of(scheme, dtype=torch.float32, bias=True):
     torch.manual_seed(0)
     layer = nn.Linear(128, 48, bias, dtype=dtype)
-    made = QuantizedLinear.like(layer, scheme)
-    made.load(layer.weight)
-    return layer, made
+    quantized = QuantizedLinear.like(layer, scheme)
+    quantized.load(layer.weight)
+    return layer, quantized
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dims", [(3,), (2, 3), (2, 2, 3), (1, 2, 3, 2)], ids=len)
 def test_of_inputs_of_any_dims(name, dims):
-    layer, made = layer_of(SCHEMES[name])
+    layer, quantized = layer_of(SCHEMES[name])
     x = torch.randn(*dims, 128)
-    expected = F.linear(x, made.scheme.rounded(layer.weight), layer.bias)
-    torch.testing.assert_close(made(x), expected, rtol=2e-2, atol=1e-2)
-    assert made(x).shape == (*dims, 48)
-    assert torch.equal(made.dequantize(), made.scheme.rounded(layer.weight.detach()))
+    expected = F.linear(x, quantized.scheme.rounded(layer.weight), layer.bias)
+    torch.testing.assert_close(quantized(x), expected, rtol=2e-2, atol=1e-2)
+    assert quantized(x).shape == (*dims, 48)
+    assert torch.equal(quantized.dequantize(), quantized.scheme.rounded(layer.weight.detach()))
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_parts_come_back(name):
-    layer, made = layer_of(SCHEMES[name], bias=False)
-    parts = made.scheme.quantize(layer.weight.detach())
-    for got, want in zip(made.parts(), parts, strict=True):
+    layer, quantized = layer_of(SCHEMES[name], bias=False)
+    parts = quantized.scheme.quantize(layer.weight.detach())
+    for got, want in zip(quantized.parts(), parts, strict=True):
         assert (got is None and want is None) or torch.equal(got.float(), want.float())
-    again = QuantizedLinear.from_parts(parts, made.scheme, dtype=torch.float32)
-    assert all(torch.equal(a.float(), b.float()) for a, b in zip(again.parameters(), made.parameters(), strict=True))
+    again = QuantizedLinear.from_parts(parts, quantized.scheme, dtype=torch.float32)
+    assert all(
+        torch.equal(a.float(), b.float()) for a, b in zip(again.parameters(), quantized.parameters(), strict=True)
+    )
 
 
 def test_layouts_have_the_bytes_of_their_bits():
@@ -70,39 +72,43 @@ def test_layouts_have_the_bytes_of_their_bits():
 
 
 def test_dynamic_activations_are_rounded_by_rows():
-    layer, made = layer_of(Scheme(8, None, activations="int8"))
+    layer, quantized = layer_of(Scheme(8, None, activations="int8"))
     x = torch.randn(5, 128) * torch.tensor([1, 10, 100, 0.1, 0]).unsqueeze(1)
     scales = x.abs().amax(1, keepdim=True) / 127
     rounded = (x / scales.clamp(min=1e-9)).round() * scales
-    torch.testing.assert_close(made(x), F.linear(rounded, made.dequantize(), layer.bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        quantized(x), F.linear(rounded, quantized.dequantize(), layer.bias), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_static_activations_are_rounded_by_one_scale():
     scheme = Scheme(8, None, activations="int8-static")
     layer, _ = layer_of(Scheme(8, None))
     weight = layer.weight.detach()
-    made = QuantizedLinear.from_parts(scheme.quantize(weight), scheme, layer.bias, input_scale=torch.tensor(0.02))
+    quantized = QuantizedLinear.from_parts(scheme.quantize(weight), scheme, layer.bias, input_scale=torch.tensor(0.02))
     x = torch.randn(5, 128)
     rounded = (x / 0.02).round().clamp(-128, 127) * 0.02
-    torch.testing.assert_close(made(x), F.linear(rounded, made.dequantize(), layer.bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        quantized(x), F.linear(rounded, quantized.dequantize(), layer.bias), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_bfloat16():
-    layer, made = layer_of(Scheme(4, 64), torch.bfloat16)
+    layer, quantized = layer_of(Scheme(4, 64), torch.bfloat16)
     x = torch.randn(3, 128, dtype=torch.bfloat16)
-    assert made(x).dtype == torch.bfloat16 and made.weight.dtype == torch.bfloat16
-    torch.testing.assert_close(made(x), F.linear(x, made.dequantize(), layer.bias), rtol=2e-2, atol=2e-2)
-    assert dtype_of(nn.Sequential(made)) == torch.bfloat16
+    assert quantized(x).dtype == torch.bfloat16 and quantized.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(quantized(x), F.linear(x, quantized.dequantize(), layer.bias), rtol=2e-2, atol=2e-2)
+    assert dtype_of(nn.Sequential(quantized)) == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-zeros", "int3"])
 def test_rows_of_an_embedding(name):
     table = layer_of(SCHEMES[name], bias=False)[1]
-    made = QuantizedEmbedding(table)
+    embedding = QuantizedEmbedding(table)
     ids = torch.tensor([[0, 47, 3], [3, 3, 1]])
-    assert torch.equal(made(ids), F.embedding(ids, table.dequantize()))
-    assert torch.equal(QuantizedEmbedding(table, 2.0)(ids), 2 * made(ids))
-    assert made.q is table.q, "an output layer can share it"
+    assert torch.equal(embedding(ids), F.embedding(ids, table.dequantize()))
+    assert torch.equal(QuantizedEmbedding(table, 2.0)(ids), 2 * embedding(ids))
+    assert embedding.q is table.q, "an output layer can share it"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "float8"])

@@ -21,11 +21,11 @@ def weight(n=5, k=64, seed=0):
 def test_codes_are_the_nearest(scheme):
     w = weight()
     parts = scheme.quantize(w)
-    made = scheme.dequantize(parts)
+    dequantized = scheme.dequantize(parts)
     for code in range(2**scheme.bits):
         other = scheme.dequantize(Parts(torch.full_like(parts.codes, code), parts.scales, parts.zeros))
-        assert bool(((made - w).abs() <= (other - w).abs() + 1e-6).all())
-    assert float((made - w).abs().max()) <= float(parts.scales.abs().max()) * 1.01
+        assert bool(((dequantized - w).abs() <= (other - w).abs() + 1e-6).all())
+    assert float((dequantized - w).abs().max()) <= float(parts.scales.abs().max()) * 1.01
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

@@ -8,8 +8,8 @@ from tutti.nn.quantized.stored import stored
 
 def test_is_a_copy():
     x = torch.arange(6.0).view(2, 3).T
-    made = stored(x)
-    assert torch.equal(made, x) and made.is_contiguous() and made.data_ptr() != x.data_ptr()
+    copy = stored(x)
+    assert torch.equal(copy, x) and copy.is_contiguous() and copy.data_ptr() != x.data_ptr()
     assert torch.equal(torch.vmap(stored, in_dims=1)(x), x.T)
 
 

@@ -31,9 +31,9 @@ def node_of(target, args) -> fx.Node:
     def placeholder(x):
         if not isinstance(x, torch.Tensor):
             return x
-        made = graph.placeholder("x")
-        made.meta["val"] = Spec.of(x)
-        return made
+        operand = graph.placeholder("x")
+        operand.meta["val"] = Spec.of(x)
+        return operand
 
     node = graph.call_function(target, pytree.tree_map(placeholder, args))
     node.meta["val"] = Spec.of(target(*args))
@@ -61,20 +61,20 @@ def test_parts_have_the_shapes_of_the_rule(kernel, factor, causal):
     with compat.fake_mode():
         q, k, v = (torch.empty(4, 6, 96, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         args = call(forward, q, k, v, None, causal)
-        made = forward(*args)
-        for target, given in (
+        outputs = forward(*args)
+        for target, inputs in (
             (forward, args),
-            (backward, backward_call(backward, torch.empty_like(q), q, k, v, None, causal, made)),
+            (backward, backward_call(backward, torch.empty_like(q), q, k, v, None, causal, outputs)),
         ):
-            node = node_of(target, given)
+            node = node_of(target, inputs)
             ins, outs = shapes_of(node, Choice(factor))
             parts = iter(ins)
             cut = pytree.tree_map(
-                lambda x, parts=parts: x.new_empty(next(parts)) if isinstance(x, torch.Tensor) else x, given
+                lambda x, parts=parts: x.new_empty(next(parts)) if isinstance(x, torch.Tensor) else x, inputs
             )
-            found = target(*cut)
-            assert [tuple(t.shape) for t in found if isinstance(t, torch.Tensor)] == [
-                shape for shape, t in zip(outs, found, strict=True) if isinstance(t, torch.Tensor)
+            part_outputs = target(*cut)
+            assert [tuple(t.shape) for t in part_outputs if isinstance(t, torch.Tensor)] == [
+                shape for shape, t in zip(outs, part_outputs, strict=True) if isinstance(t, torch.Tensor)
             ]
             assert len({d for shape in ins for d in shape}) > 1
 
@@ -83,8 +83,8 @@ def test_the_gradient_of_a_bias_has_no_rule():
     with compat.fake_mode():
         q = torch.empty(2, 4, 96, 64, device="cuda", dtype=torch.bfloat16)
         bias = torch.empty(2, 4, 96, 96, device="cuda", dtype=torch.bfloat16)
-        made = FORWARD[1](q, q, q, bias, True)
-        args = (q, q, q, q, bias, *made, 0.0, [True, True, True, True], False)
+        outputs = FORWARD[1](q, q, q, bias, True)
+        args = (q, q, q, q, bias, *outputs, 0.0, [True, True, True, True], False)
         assert rule_of(node_of(BACKWARD[1], args)) is None
         assert rule_of(node_of(FORWARD[1], (q, q, q, bias, True))) is not None
 
@@ -95,8 +95,8 @@ def test_the_backward_kernel_that_overlooks_strides_of_the_output_is_given_those
     with compat.fake_mode():
         q = torch.empty(2, 4, 96, 64, device="cuda", dtype=torch.bfloat16)
         bias = torch.empty(2, 4, 96, 96, device="cuda", dtype=torch.bfloat16) if biased else None
-        made = FORWARD[1](q, q, q, bias, True)
-        args = backward_call(BACKWARD[1], q, q, q, q, bias, False, made)
+        outputs = FORWARD[1](q, q, q, bias, True)
+        args = backward_call(BACKWARD[1], q, q, q, q, bias, False, outputs)
     node = node_of(BACKWARD[1], args)
     first = node.graph.call_function(operator.getitem, (node, 0))
     node.graph.output(first)

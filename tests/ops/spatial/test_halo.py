@@ -21,9 +21,11 @@ class Part:
         self.sent[self.index] = x
         self.barrier.wait()
         sender = self.index - by
-        found = torch.full_like(x, edge) if edge is not None and not 0 <= sender < PARTS else self.sent[sender % PARTS]
+        received = (
+            torch.full_like(x, edge) if edge is not None and not 0 <= sender < PARTS else self.sent[sender % PARTS]
+        )
         self.barrier.wait()
-        return found
+        return received
 
 
 def run(function, parts):
@@ -40,10 +42,10 @@ BORDERS = [(0, 0), (1, 1), (2, 0), (0, 3), (5, 7), (-1, 2), (2, -1), (-1, -1)]
 @pytest.mark.parametrize("edge", [0.0, -1.0, None])
 def test_halo_is_a_window_of_the_whole(before, after, edge):
     whole = torch.arange(24.0).view(2, 12)
-    found = run(lambda here, x: halo(here, x, "h", 1, before, after, edge), whole.chunk(PARTS, 1))
+    windows = run(lambda here, x: halo(here, x, "h", 1, before, after, edge), whole.chunk(PARTS, 1))
     border = torch.full((2, 12), edge) if edge is not None else whole
     padded = torch.cat([border, whole, border], 1)
-    for i, part in enumerate(found):
+    for i, part in enumerate(windows):
         assert torch.equal(part, padded[:, 12 + 3 * i - before : 12 + 3 * (i + 1) + after])
 
 
@@ -54,9 +56,9 @@ def test_unhalo_is_the_adjoint(before, after, wrap):
     x = torch.randn(2, 12, generator=generator, dtype=torch.float64)
     edge = None if wrap else 0.0
     windows = run(lambda here, x: halo(here, x, "h", 1, before, after, edge), x.chunk(PARTS, 1))
-    given = [torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in windows]
-    back = run(lambda here, y: unhalo(here, y, "h", 1, before, after, wrap), given)
-    left = sum((w * y).sum() for w, y in zip(windows, given, strict=True))
+    cotangents = [torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in windows]
+    back = run(lambda here, y: unhalo(here, y, "h", 1, before, after, wrap), cotangents)
+    left = sum((w * y).sum() for w, y in zip(windows, cotangents, strict=True))
     torch.testing.assert_close(left, (x * torch.cat(back, 1)).sum())
 
 

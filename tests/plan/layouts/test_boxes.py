@@ -37,9 +37,9 @@ def test_blocks_are_what_a_rank_holds(seed):
     written = Counter[int]()
     for rank in range(devices(mesh)):
         part = layout.local_slice(whole, mesh, coordinates_of(rank, mesh))
-        found = boxes(layout, shape, mesh, rank)
-        assert sum(box.numel for box in found) == part.numel()
-        for box in found:
+        blocks = boxes(layout, shape, mesh, rank)
+        assert sum(box.numel for box in blocks) == part.numel()
+        for box in blocks:
             there = whole[tuple(slice(i, i + n) for i, n in zip(box.whole, box.sizes, strict=True))]
             here = part[tuple(slice(i, i + n) for i, n in zip(box.local, box.sizes, strict=True))]
             assert torch.equal(there, here)

@@ -37,14 +37,14 @@ def test_text_that_is_none():
     ],
 )
 def test_layouts(rule, choice, ins, outs):
-    found = layouts(rule, {"tp": parse_choice(choice)})
-    assert found == ([Layout.of({"tp": p}) for p in ins], [Layout.of({"tp": p}) for p in outs])
+    in_and_out = layouts(rule, {"tp": parse_choice(choice)})
+    assert in_and_out == ([Layout.of({"tp": p}) for p in ins], [Layout.of({"tp": p}) for p in outs])
 
 
 def test_candidates_divide_and_respect_marks():
     rule = parse("a! b c*, -> b c | ~0", [(4, 6, 8), ()], [(6, 8)])
-    found = set(map(str, candidates(rule, {"b": {(1, 1), (3, 1)}, "c": {(1, 1), (2, 1)}}, 2)))
-    assert found == {"b", "b/3", "c", "~0"}
+    names = set(map(str, candidates(rule, {"b": {(1, 1), (3, 1)}, "c": {(1, 1), (2, 1)}}, 2)))
+    assert names == {"b", "b/3", "c", "~0"}
     assert set(map(str, candidates(rule, {"b": {(1, 1), (3, 1)}}, 3))) == {"b", "~0"}, "c has a local computation"
     assert set(map(str, candidates(rule, {"b": {(1, 1), (1, 2), (1, 3)}}, 4))) == {"b*1", "c", "~0"}
 

@@ -19,16 +19,16 @@ def problem():
 
 def test_the_sequence_is_followed_through_forward_and_backward_pass():
     of = problem()
-    found = follow(of, {("batch:input_ids", 0): Split(1), ("batch:labels", 0): Split(1)}, 4)
+    choices = follow(of, {("batch:input_ids", 0): Split(1), ("batch:labels", 0): Split(1)}, 4)
     path = "model.layers.*."
-    assert found["model.embed_tokens/forward/embedding"] == Choice("b")
-    assert found[path + "mlp.up_proj/forward/mm"] == Choice("m", BATCH), "tokens of a sequence lie side by side"
+    assert choices["model.embed_tokens/forward/embedding"] == Choice("b")
+    assert choices[path + "mlp.up_proj/forward/mm"] == Choice("m", BATCH), "tokens of a sequence lie side by side"
     attention = "_scaled_dot_product_flash_attention_for_cpu"
-    assert found[f"{path}self_attn/forward/{attention}"] == Choice("s")
-    assert found[f"{path}self_attn/backward/{attention}_backward"] == Choice("s")
-    assert found[path + "mlp.up_proj/backward/mm"] == Choice("k", BATCH), "the gradient of the weight is a sum"
-    assert not set(found) & of.weights
-    assert not any(of.operators[label].phase == "update" for label in found)
+    assert choices[f"{path}self_attn/forward/{attention}"] == Choice("s")
+    assert choices[f"{path}self_attn/backward/{attention}_backward"] == Choice("s")
+    assert choices[path + "mlp.up_proj/backward/mm"] == Choice("k", BATCH), "the gradient of the weight is a sum"
+    assert not set(choices) & of.weights
+    assert not any(of.operators[label].phase == "update" for label in choices)
 
 
 def test_what_cannot_follow_ends_the_trail():
@@ -38,6 +38,6 @@ def test_what_cannot_follow_ends_the_trail():
         model, (x,), torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(*b)[0].square().mean()
     )
     of = problem_of(graph)
-    found = follow(of, {("batch:0", 0): Split(1)}, 2)
+    choices = follow(of, {("batch:0", 0): Split(1)}, 2)
     layers = [label for label in of.operators if "lstm_layer" in label]
-    assert layers and not set(layers) & set(found)
+    assert layers and not set(layers) & set(choices)

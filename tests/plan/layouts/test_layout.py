@@ -51,12 +51,12 @@ def test_assemble_is_the_inverse_of_local_slice(case):
     if not layout.fits(shape, mesh):
         return
     whole = torch.arange(prod(shape), dtype=torch.float32).view(shape) + 1
-    held = parts(layout, whole, mesh)
+    shards = parts(layout, whole, mesh)
     wanted = [layout.local_shape(shape, mesh, coordinates_of(rank, mesh)) for rank in range(devices(mesh))]
-    assert [tuple(part.shape) for part in held] == wanted
+    assert [tuple(part.shape) for part in shards] == wanted
     assert layout.local_shape(shape, mesh) == tuple(map(max, zip(*wanted, strict=True))), "the first has most"
     assert layout.uneven(shape, mesh) == (len(set(wanted)) > 1)
-    assert torch.equal(layout.assemble(held, shape, mesh), whole)
+    assert torch.equal(layout.assemble(shards, shape, mesh), whole)
 
 
 @given(laid_out())
@@ -68,10 +68,10 @@ def test_indices_say_where_local_elements_lie(case):
     whole = torch.arange(prod(shape)).view(shape)
     for rank, part in enumerate(parts(layout, whole, mesh)):
         sizes, strides, offset = layout.indices(shape, mesh, coordinates_of(rank, mesh))
-        found = torch.tensor(offset)
+        positions = torch.tensor(offset)
         for size, stride in zip(sizes, strides, strict=True):
-            found = found.unsqueeze(-1) + torch.arange(size) * stride
-        assert torch.equal(found.flatten(), part.flatten())
+            positions = positions.unsqueeze(-1) + torch.arange(size) * stride
+        assert torch.equal(positions.flatten(), part.flatten())
 
 
 @given(laid_out())
@@ -96,8 +96,8 @@ def test_text_round_trip(case):
 
 def test_a_strided_split_takes_a_part_of_each_block():
     whole, mesh = torch.arange(12), {"tp": 2}
-    held = parts(Layout.of({"tp": Split(0, 3)}), whole, mesh)
-    assert [part.tolist() for part in held] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    shards = parts(Layout.of({"tp": Split(0, 3)}), whole, mesh)
+    assert [part.tolist() for part in shards] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
 
 
 def test_the_axis_with_the_smaller_outer_is_the_outer_one():
@@ -153,5 +153,5 @@ def test_an_uneven_split_keeps_units_together():
     heads = Layout.of({"tp": Split(0, 1, 64)})
     assert [heads.local_shape((15 * 64,), mesh, {"tp": i})[0] // 64 for i in range(4)] == [4, 4, 4, 3]
     both = heads.replace("dp", Split(0, 4, 64))
-    held = [part.numel() // 64 for part in parts(both, torch.arange(15 * 64), mesh)]
-    assert held == [2, 2, 2, 2, 2, 2, 2, 1]
+    heads_per_rank = [part.numel() // 64 for part in parts(both, torch.arange(15 * 64), mesh)]
+    assert heads_per_rank == [2, 2, 2, 2, 2, 2, 2, 1]

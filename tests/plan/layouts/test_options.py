@@ -27,12 +27,12 @@ CUTS = {"o": {"m": {(1, 1), (2, 1)}, "k": {(1, 1)}, "n": {(1, 1)}}}
 def test_all_legal_combinations_are_there_once():
     mesh = {"a": 2, "b": 2}
     options = OptionTable(mesh, CUTS)[MM]
-    found = [layouts(MM.rule, choices) for choices in options.choices]
-    assert len({repr(at) for at in found}) == len(found)
+    combinations = [layouts(MM.rule, choices) for choices in options.choices]
+    assert len({repr(at) for at in combinations}) == len(combinations)
     for a, b in product([None, *candidates(MM.rule, CUTS["o"], 2)], repeat=2):
         choices = {axis: c for axis, c in (("a", a), ("b", b)) if c}
         if legal(MM.rule, choices, mesh):
-            assert layouts(MM.rule, choices) in found
+            assert layouts(MM.rule, choices) in combinations
     assert all(legal(MM.rule, choices, mesh) for choices in options.choices)
 
 
@@ -61,8 +61,8 @@ def test_only_what_is_allowed_and_what_is_legal_together():
 
 
 def test_inputs_are_no_partial_sums_and_operators_without_a_rule_share_nothing():
-    given = operator("-> a b", [], (4, 4), "in")
-    options = OptionTable({"a": 2}, {"in": {}})[given]
+    feed = operator("-> a b", [], (4, 4), "in")
+    options = OptionTable({"a": 2}, {"in": {}})[feed]
     assert {PLACEMENTS[c] for c in options.outputs[0][:, 0]} >= {Split(0), Split(1)} and len(options) == 3
 
 

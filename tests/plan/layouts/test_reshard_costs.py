@@ -38,14 +38,14 @@ def test_one_axis_is_the_shortest_path(source, target):
 
 def layouts(mesh) -> list[Layout]:
     """Whatever fits, of plain and nested splits."""
-    found = []
+    fitting = []
     for placements in product(
         [R, Partial(), Split(0), Split(0, 2), Split(0, 4), Split(1), Split(1, 2)], repeat=len(mesh)
     ):
         layout = Layout.of(dict(zip(mesh, placements, strict=True)))
         if layout.fits(SHAPE, mesh):
-            found.append(layout)
-    return found
+            fitting.append(layout)
+    return fitting
 
 
 def test_two_axes_are_never_cheaper_than_the_shortest_path_and_mostly_that():

@@ -12,19 +12,21 @@ from tutti.plan.network.network import NEVER, Network
 @pytest.mark.parametrize("seed", range(30))
 def test_the_optimum_is_found_and_proven(seed):
     network = random_network(seed, variables=7, states=4, density=0.9)
-    found = minimize(network)
+    solution = minimize(network)
     best = cheapest(network)
-    assert network.cost(found.states) == found.cost == pytest.approx(best)
-    assert found.bound <= best + 1e-9 and found.gap < 1e-6
+    assert network.cost(solution.states) == solution.cost == pytest.approx(best)
+    assert solution.bound <= best + 1e-9 and solution.gap < 1e-6
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_without_time_the_bound_is_still_one(seed, monkeypatch):
     monkeypatch.setattr(tutti.plan.network.minimize, "SWEEPS", 1)
     network = random_network(seed, variables=7, density=1.0)
-    found = minimize(network, seconds=0)
+    solution = minimize(network, seconds=0)
     best = cheapest(network)
-    assert found.bound <= best + 1e-9 <= found.cost + 2e-9 and found.cost == pytest.approx(network.cost(found.states))
+    assert solution.bound <= best + 1e-9 <= solution.cost + 2e-9 and solution.cost == pytest.approx(
+        network.cost(solution.states)
+    )
 
 
 def test_what_is_impossible_is_an_error():

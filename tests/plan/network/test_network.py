@@ -8,11 +8,11 @@ from tutti.plan.network.network import Network
 
 @pytest.fixture
 def network():
-    made = Network()
-    made.add("a", np.array([1.0, 2.0]))
-    made.add("b", np.array([10.0, 20.0, 30.0]))
-    made.join("a", "b", np.arange(6.0).reshape(2, 3) * 100)
-    return made
+    network = Network()
+    network.add("a", np.array([1.0, 2.0]))
+    network.add("b", np.array([10.0, 20.0, 30.0]))
+    network.join("a", "b", np.arange(6.0).reshape(2, 3) * 100)
+    return network
 
 
 def test_the_cost_of_an_assignment(network):

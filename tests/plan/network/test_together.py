@@ -55,33 +55,33 @@ CASES = [
 
 @pytest.mark.parametrize(("mesh", "weights"), CASES, ids=str)
 def test_the_cheapest_layouts_are_those_of_brute_force(mesh, weights):
-    made, stored = candidates(mesh)
-    found = plan_together(made, weights, stored)
+    pair, stored = candidates(mesh)
+    together = plan_together(pair, weights, stored)
     names = list(stored[0])
-    shared = [[x for x in made[0].layouts(stored[0][n]) if x in made[1].layouts(stored[1][n])] for n in names]
+    shared = [[x for x in pair[0].layouts(stored[0][n]) if x in pair[1].layouts(stored[1][n])] for n in names]
     costs = []
     for layouts in product(*shared):
-        given = dict(zip(names, layouts, strict=True))
+        assignment = dict(zip(names, layouts, strict=True))
         each = []
-        for candidate, labels in zip(made, stored, strict=True):
-            only = {labels[n]: candidate.layouts(labels[n]).index(at) for n, at in given.items()}
+        for candidate, labels in zip(pair, stored, strict=True):
+            only = {labels[n]: candidate.layouts(labels[n]).index(at) for n, at in assignment.items()}
             each.append(candidate.joint.choose(0.0, 60.0, only).cost)
         costs.append(sum(w * c for w, c in zip(weights, each, strict=True)))
-    assert found.cost == pytest.approx(min(costs), rel=1e-6)
-    assert found.bound <= found.cost * (1 + 1e-9)
+    assert together.cost == pytest.approx(min(costs), rel=1e-6)
+    assert together.bound <= together.cost * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_together_costs_less_than_with_the_layouts_of_either_alone(mesh):
-    made, stored = candidates(mesh, width=1024, training=2048, decoding=8)
+    pair, stored = candidates(mesh, width=1024, training=2048, decoding=8)
     weights = 1.0, 20.0
-    together = plan_together(made, weights, stored)
+    together = plan_together(pair, weights, stored)
     alone = []
-    for i, candidate in enumerate(made):
+    for i, candidate in enumerate(pair):
         chosen = candidate.plan()
-        given = {name: chosen.input_layout(label) for name, label in stored[i].items()}
+        fixed = {name: chosen.input_layout(label) for name, label in stored[i].items()}
         try:
-            alone.append(plan_together(made, weights, stored, fixed=given).cost)
+            alone.append(plan_together(pair, weights, stored, fixed=fixed).cost)
         except ValueError:  # layouts that the other function cannot have
             continue
     assert alone and together.cost < 0.99 * min(alone)

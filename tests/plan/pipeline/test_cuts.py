@@ -26,8 +26,8 @@ def test_no_other_cut_has_a_faster_slowest_stage(seed):
     def slowest(starts):
         return max(stage.seconds for stage in together(layers, starts))
 
-    found = split(layers, stages)
-    assert len(found) == stages and slowest(found) == pytest.approx(min(map(slowest, every(len(layers), stages))))
+    cut = split(layers, stages)
+    assert len(cut) == stages and slowest(cut) == pytest.approx(min(map(slowest, every(len(layers), stages))))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -38,8 +38,8 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_stage(seed):
     stages, in_flight = 3, [3, 2, 1]
 
     def most(starts):
-        made = together(layers, starts)
-        return max(stage.stored + n * stage.activations for stage, n in zip(made, in_flight, strict=True))
+        merged = together(layers, starts)
+        return max(stage.stored + n * stage.activations for stage, n in zip(merged, in_flight, strict=True))
 
     def slowest(starts):
         return max(stage.seconds for stage in together(layers, starts))
@@ -48,8 +48,8 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_stage(seed):
     needs = sorted(map(most, cuts))
     for memory in (needs[0], needs[len(needs) // 2], needs[-1]):
         fitting = [cut for cut in cuts if most(cut) <= memory * (1 + 1e-9)]
-        found = split(layers, stages, in_flight, memory * (1 + 1e-9))
-        assert found in fitting and slowest(found) == pytest.approx(min(map(slowest, fitting)))
+        fastest = split(layers, stages, in_flight, memory * (1 + 1e-9))
+        assert fastest in fitting and slowest(fastest) == pytest.approx(min(map(slowest, fitting)))
     assert most(split(layers, stages, in_flight, 0.5 * needs[0])) == pytest.approx(needs[0]), "nothing fits"
 
 
@@ -61,9 +61,9 @@ def test_no_stage_starts_inside_of_layers_that_call_each_other_in_turns(seed):
     def slowest(starts):
         return max(stage.seconds for stage in together(layers, starts))
 
-    found = split(layers, 3, inside=inside)
-    assert not inside.intersection(found)
-    assert slowest(found) == pytest.approx(min(slowest(c) for c in every(9, 3) if not inside.intersection(c)))
+    cut = split(layers, 3, inside=inside)
+    assert not inside.intersection(cut)
+    assert slowest(cut) == pytest.approx(min(slowest(c) for c in every(9, 3) if not inside.intersection(c)))
     with pytest.raises(ValueError, match="of 9 layers cannot be cut into 2 stages: they call each other in turns"):
         split(layers, 2, inside=range(1, 9))
 

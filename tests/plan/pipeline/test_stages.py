@@ -20,8 +20,8 @@ def graph():
 
 
 def by_input(graph, named):
-    found = stages_of(Reads(graph), named)
-    return {name: found.get(node) for name, node in graph.inputs.items()}
+    stages = stages_of(Reads(graph), named)
+    return {name: stages.get(node) for name, node in graph.inputs.items()}
 
 
 def test_parameters_are_at_home_where_they_are_first_read(graph):
@@ -35,13 +35,13 @@ def test_parameters_are_at_home_where_they_are_first_read(graph):
 @pytest.mark.parametrize("seed", range(8))
 def test_values_go_on_and_gradients_go_back(graph, seed):
     reads = Reads(graph)
-    found = stages_of(reads, random_stages(graph, 4, seed))
+    stages = stages_of(reads, random_stages(graph, 4, seed))
     for node in reads.calls:
         for x in reads.of(node):
             if node.meta["phase"] == FORWARD and x.op == "call_function":
-                assert found[x] <= found[node]
+                assert stages[x] <= stages[node]
             if node.meta["phase"] == BACKWARD and x.op == "call_function" and x.meta["phase"] == BACKWARD:
-                assert found[x] >= found[node]
+                assert stages[x] >= stages[node]
 
 
 def test_a_value_of_a_later_stage_cannot_be_read(graph):

@@ -33,13 +33,13 @@ def search(memory: float, cluster: tutti.Cluster = FAST, **options) -> Search:
 def test_what_does_not_fit_is_computed_again_in_part(name):
     count = 2 if name.startswith("pp") else 1
     large = predicted(graph(count), FAST, name, count)
-    made = search(large.predicted.peak_bytes - 0.5 * large.predicted.bytes_by_kind["activations"])
-    Smaller(made).shrink(made.judgement(large))
-    best = made.best_of_all
-    assert best.recompute and made.fits(best) and list(best.mesh) == list(large.mesh)
+    searched = search(large.predicted.peak_bytes - 0.5 * large.predicted.bytes_by_kind["activations"])
+    Smaller(searched).shrink(searched.judgement(large))
+    best = searched.best_of_all
+    assert best.recompute and searched.fits(best) and list(best.mesh) == list(large.mesh)
     assert best.predicted.step_seconds < 1.25 * large.predicted.step_seconds, "a whole forward pass would be a third"
-    again = dry_run(graph(count, best.variant), best, made.cluster).prediction()
-    assert again.peak_bytes == best.predicted.peak_bytes <= made.memory
+    again = dry_run(graph(count, best.variant), best, searched.cluster).prediction()
+    assert again.peak_bytes == best.predicted.peak_bytes <= searched.memory
     assert "the backward pass recomputes" in best.explain()
 
 
@@ -47,9 +47,9 @@ def test_what_does_not_fit_is_computed_again_in_part(name):
 def test_a_search_computes_again_where_nothing_fits_without():
     small = alone("h100:2")
     least = predicted(graph(), small, "zero3").predicted.peak_bytes
-    made = search(0.85 * least, small, accumulate=1, mesh={"dp": 2})
-    assert made.best().recompute
-    assert not any(made.fits(plan) for plan in made.plans if not plan.recompute)
+    searched = search(0.85 * least, small, accumulate=1, mesh={"dp": 2})
+    assert searched.best().recompute
+    assert not any(searched.fits(plan) for plan in searched.plans if not plan.recompute)
 
 
 def test_where_all_fits_nothing_is_computed_again():

@@ -41,9 +41,9 @@ def whole(steps) -> Plan:
 
 
 def led() -> Search:
-    found = tight(0.85)
-    found.lead()
-    return found
+    search = tight(0.85)
+    search.lead()
+    return search
 
 
 first_led = cache(led)
@@ -70,11 +70,11 @@ def test_pipelines_come_first_until_a_plan_of_a_large_step_fits(monkeypatch):
 
 @pytest.mark.slow
 def test_what_leads_fits_and_is_no_slower_than_a_named_plan():
-    found = first_led()
-    assert found.fastest is not None
+    search = first_led()
+    assert search.fastest is not None
     named = [predicted(step(4), CLUSTER, name, 4) for name in ("zero3", "zero1", "tp4")]
-    fitting = [p.predicted.step_seconds for p in named if found.fits(p)]
-    assert fitting and found.fastest <= NEAR * min(fitting)
+    fitting = [p.predicted.step_seconds for p in named if search.fits(p)]
+    assert fitting and search.fastest <= NEAR * min(fitting)
 
 
 def test_the_same_request_finds_the_same_plans():
@@ -101,10 +101,10 @@ def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
         and estimator.alike(Inner(1, 1, 2)) == Inner(1, 1, 4)
         and estimator.alike(Inner(2, 1, 1)) is None
     )
-    taken, known = estimator.outline(Inner(1, 1, 2)), estimator.outline(Inner(1, 1, 4))
+    taken, refined = estimator.outline(Inner(1, 1, 2)), estimator.outline(Inner(1, 1, 4))
     ideal = estimator.outlines[WHOLE].split(4, 4)
     assert taken.layers.forward / bound.layers.forward == pytest.approx(
-        max(1.0, known.layers.forward / ideal.layers.forward)
+        max(1.0, refined.layers.forward / ideal.layers.forward)
     )
     assert taken.layers.sent > 0
 
@@ -170,9 +170,9 @@ def test_the_fullest_device_of_a_pipeline_counts():
 )
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_microbatches_in_flight_are_those_of_the_schedule(pipe, rounds):
-    held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(rounds * pipe.devices))]
+    microbatches = [sum(each) / pipe.chunks for each in in_flight(pipe.of(rounds * pipe.devices))]
     plans = Columns.of([(Textbook(pipe=pipe), rounds * pipe.devices)])
-    assert np.concatenate(most_in_flight(plans)) == pytest.approx([max(held), held[-1]])
+    assert np.concatenate(most_in_flight(plans)) == pytest.approx([max(microbatches), microbatches[-1]])
 
 
 def test_recomputation_of_attention_and_sequence_parallel_residuals_trade_time_for_memory():
@@ -206,9 +206,9 @@ def test_kinds_differ_by_forms_of_parallelism_not_by_sizes():
 
 
 def test_a_plan_of_another_kind_is_judged_too():
-    found = tight(1.1, cache(lambda count: wide(8 // count, length=64)), 8, accumulate=2)
-    best = found.best(top=2)
-    others = [p for p in found.plans if found.fits(p) and kind(p) != kind(best)]
+    search = tight(1.1, cache(lambda count: wide(8 // count, length=64)), 8, accumulate=2)
+    best = search.best(top=2)
+    others = [p for p in search.plans if search.fits(p) and kind(p) != kind(best)]
     assert others
-    second = min(others, key=found.rank)
+    second = min(others, key=search.rank)
     assert any(reason.startswith(f"runner-up {second.name}: ") for reason in best.reasons)

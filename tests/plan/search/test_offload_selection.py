@@ -35,9 +35,9 @@ def test_the_cheapest_that_frees_enough(seed):
     total = sum(t.bytes for t in things)
     for wanted in (0, draw.randint(0, total), total):
         enough = [away for away in every(len(things)) if sum(things[i].bytes for i in away) >= wanted]
-        found = place(things, pairs, wanted)
-        assert sum(things[i].bytes for i in found) >= wanted
-        assert cost(things, pairs, found) == pytest.approx(min(cost(things, pairs, a) for a in enough), rel=1e-6)
+        chosen = place(things, pairs, wanted)
+        assert sum(things[i].bytes for i in chosen) >= wanted
+        assert cost(things, pairs, chosen) == pytest.approx(min(cost(things, pairs, a) for a in enough), rel=1e-6)
 
 
 def test_all_is_outside_where_that_is_not_enough():

@@ -37,9 +37,9 @@ def search(cluster: tutti.Cluster, **options) -> Search:
 
 @pytest.fixture(scope="module")
 def slow():
-    found = search(SLOW)
-    found.ranked()
-    return found
+    searched = search(SLOW)
+    searched.ranked()
+    return searched
 
 
 @pytest.mark.slow
@@ -61,9 +61,9 @@ def test_what_is_modelled_is_about_what_the_clock_says(slow):
     assert lengths.keys() == {2, 4}
     for devices, schedule in [(2, ("interleaved", 2)), (2, ("auto", 2)), (4, ("1f1b", 1)), (4, ("auto", 1))]:
         candidate = PipelineCandidate(lengths[devices], Pipe(devices, *schedule), SLOW)
-        made = dry_run(graph(candidate.planner.accumulate), candidate.plan(), SLOW)
-        assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.15), candidate.plan().name
-        assert candidate.chosen.memory < made.memory.peak
+        run = dry_run(graph(candidate.planner.accumulate), candidate.plan(), SLOW)
+        assert candidate.chosen.seconds == pytest.approx(run.seconds, rel=0.15), candidate.plan().name
+        assert candidate.chosen.memory < run.memory.peak
 
 
 @pytest.mark.slow
@@ -80,19 +80,19 @@ def test_stages_hold_what_fits(slow):
     best = slow.best_of_all
     memory = 0.95 * best.predicted.peak_bytes
     tight = tutti.Cluster(replace(SLOW.device, memory=memory), SLOW.levels)
-    found = search(tight, mesh=best.mesh, accumulate=best.accumulate, budget=20)
-    assert found.best().predicted.peak_bytes <= memory
-    uncut = [p.predicted.step_seconds for p in found.plans if p.batch_splits == 1]  # only copies of the best are tried
+    second = search(tight, mesh=best.mesh, accumulate=best.accumulate, budget=20)
+    assert second.best().predicted.peak_bytes <= memory
+    uncut = [p.predicted.step_seconds for p in second.plans if p.batch_splits == 1]  # only copies of the best are tried
     assert min(uncut) >= best.predicted.step_seconds / 1.02
 
 
 @pytest.mark.slow
 def test_a_mesh_with_a_pipeline_and_what_another_layout_costs_there():
-    found = search(FAST, mesh={"pp": 2, "dp": 2}, accumulate=8)
-    plans = found.ranked(2)
+    searched = search(FAST, mesh={"pp": 2, "dp": 2}, accumulate=8)
+    plans = searched.ranked(2)
     assert all(p.mesh == {"pp": 2, "dp": 2} and p.accumulate == 8 for p in plans)
     label = "param:model.layers.*.mlp.up_proj.weight"
-    others = otherwise(found, plans[0], label.removeprefix("param:"))
+    others = otherwise(searched, plans[0], label.removeprefix("param:"))
     assert others and all(other.stages and other.schedule == plans[0].schedule for *_, other in others)
     assert plans[0].input_layout(label) not in [other.input_layout(label) for *_, other in others]
     with pytest.raises(ValueError, match="cannot be cut into 16 stages"):
@@ -125,31 +125,31 @@ def test_what_the_parent_of_layers_makes_is_sent_too():
     inner = planner.inside(Pipe(2)).on({"dp": 1})
     for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("auto", 1)):
         candidate = PipelineCandidate(inner, Pipe(2, schedule, chunks), cluster)
-        made = dry_run(step, candidate.plan(), cluster)
-        assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.1), schedule
+        run = dry_run(step, candidate.plan(), cluster)
+        assert candidate.chosen.seconds == pytest.approx(run.seconds, rel=0.1), schedule
 
 
 def test_what_cannot_be_cut_is_no_pipeline_and_no_end_of_the_search():
     cluster = tutti.Cluster(SLOW.device, ((2, SLOW.levels[0][1]),))
-    found = Search(
+    searched = Search(
         lambda count, variant: vary(blocks(True, count), variant), 8, cluster, Simulator("O0"), accumulate=None
     )
-    assert found.best().predicted.step_seconds > 0 and "they call each other in turns" in str(found.impossible)
-    assert {c.pipe.stages for c in found.candidates if isinstance(c, PipelineCandidate)} == {2}
+    assert searched.best().predicted.step_seconds > 0 and "they call each other in turns" in str(searched.impossible)
+    assert {c.pipe.stages for c in searched.candidates if isinstance(c, PipelineCandidate)} == {2}
 
 
 @pytest.mark.slow
 def test_a_pipeline_that_is_asked_for_with_one_microbatch():
     """The sequence in chunks then fills the bubble, while there are tokens enough in each."""
-    found = search(FAST, mesh={"pp": 4}, accumulate=1)
-    best = found.best()
+    searched = search(FAST, mesh={"pp": 4}, accumulate=1)
+    best = searched.best()
     assert best.schedule == "seq1f1b" and best.sequence_chunks in (2, 4, 8)
-    whole = min(p.predicted.step_seconds for p in found.plans if p.sequence_chunks == 1)
+    whole = min(p.predicted.step_seconds for p in searched.plans if p.sequence_chunks == 1)
     assert best.predicted.step_seconds < 0.7 * whole
-    made = dry_run(graph(1, best.variant), best, FAST)
+    run = dry_run(graph(1, best.variant), best, FAST)
     candidate = next(
         c
-        for c in found.candidates
+        for c in searched.candidates
         if isinstance(c, PipelineCandidate) and c.pipe.sequence_chunks == best.sequence_chunks
     )
-    assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.2)
+    assert candidate.chosen.seconds == pytest.approx(run.seconds, rel=0.2)

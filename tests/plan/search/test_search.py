@@ -31,15 +31,15 @@ def with_memory(memory: float, cluster: tutti.Cluster = CLUSTER) -> tutti.Cluste
 
 @pytest.mark.slow
 def test_what_fits_comes_by_time_and_every_other_mesh_is_slower(graph):
-    told = []
-    found = search(graph, CLUSTER, progress=told.append)
-    plans = found.ranked(6)
+    lines = []
+    searched = search(graph, CLUSTER, progress=lines.append)
+    plans = searched.ranked(6)
     times = [p.predicted.step_seconds for p in plans]
     assert len(plans) >= 6 and times == sorted(times)
     assert any(p.name.startswith("auto-") for p in plans[:2])
     assert {"dp4", "tp4"} & {p.name for p in plans}, "the textbook, to compare with"
-    assert all(found.fused * c.bound > times[0] / NEAR for c in found.candidates if id(c) not in found.judged)
-    assert "mesh dp 2 x tp 2 (2 of 2)" in told and f"simulating {plans[0].name}, 1 microbatch" in told
+    assert all(searched.fused * c.bound > times[0] / NEAR for c in searched.candidates if id(c) not in searched.judged)
+    assert "mesh dp 2 x tp 2 (2 of 2)" in lines and f"simulating {plans[0].name}, 1 microbatch" in lines
     best = search(graph, CLUSTER).best()
     assert best.name.removeprefix("auto-") == plans[0].name.removeprefix("auto-") and best.reasons[0].startswith(
         "chosen "
@@ -54,11 +54,11 @@ def test_a_plan_is_judged_once(graph):
         judged.append(plan)
         return Simulator("O0")(graph, plan, cluster)
 
-    found = search(graph, CLUSTER)
-    found.judge = counting
-    found.ranked(8)
+    searched = search(graph, CLUSTER)
+    searched.judge = counting
+    searched.ranked(8)
     keys = [(str(p.mesh), str(p.inputs), str(p.operators)) for p in judged]
-    assert len(keys) == len(set(keys)) == len(found.plans)
+    assert len(keys) == len(set(keys)) == len(searched.plans)
 
 
 @pytest.mark.slow
@@ -70,9 +70,9 @@ def test_the_tightest_memory_that_is_met(graph):
     before = free.step_seconds
     for share in (0.6, 0.3, 0.05):
         memory = least + share * (free.peak_bytes - least)
-        made = search(graph, with_memory(memory), budget=600).best().predicted
-        assert made.peak_bytes <= memory and made.step_seconds >= before / NEAR
-        before = made.step_seconds
+        tight = search(graph, with_memory(memory), budget=600).best().predicted
+        assert tight.peak_bytes <= memory and tight.step_seconds >= before / NEAR
+        before = tight.step_seconds
 
 
 @pytest.mark.slow
@@ -114,9 +114,9 @@ def test_awkward_numbers_of_devices(count):
 
 @pytest.mark.slow
 def test_meshes_of_three_axes_are_looked_at_while_there_is_time(graph):
-    found = search(graph, "h100:2x4", budget=600)
-    found.ranked()
-    assert {"dp": 2, "cp": 2, "tp": 2} in [c.mesh for c in found.candidates]
+    searched = search(graph, "h100:2x4", budget=600)
+    searched.ranked()
+    assert {"dp": 2, "cp": 2, "tp": 2} in [c.mesh for c in searched.candidates]
     hurried = search(graph, "h100:2x4", budget=0.0)
     best = hurried.best()
     assert all(len(c.mesh) < 3 for c in hurried.candidates) and hurried.left > 0

@@ -18,7 +18,7 @@ class Contract:
     """dm_env's contract: reset() is a FIRST step with neither reward nor discount; LAST has discount 0 or 1."""
 
     def __init__(self, seed, discount=0.0, length=3):
-        self.rng, self.discount, self.length, self.given = np.random.RandomState(seed), discount, length, []
+        self.rng, self.discount, self.length, self.actions = np.random.RandomState(seed), discount, length, []
 
     def observation_spec(self):
         return {"z": SimpleNamespace(shape=(2,), dtype=np.float64), "a": SimpleNamespace(shape=(), dtype=np.float64)}
@@ -41,7 +41,7 @@ class Contract:
     def step(self, action):
         if self.t == self.length:
             raise OSError("stepped past the end")
-        self.given.append(action)
+        self.actions.append(action)
         self.t += 1
         end = self.t == self.length
         return SimpleNamespace(
@@ -64,12 +64,12 @@ def test_the_contract(discount):
     action = np.tile(np.float32([0.5, 0.5, 5.0]), (N, 1))
     rewards = [env.step(action).reward.tolist() for _ in range(2)]
     assert rewards == [[1] * N, [2] * N]
-    np.testing.assert_array_equal(env.envs[0].given[0], [1.0, 0.75, 5.0])
+    np.testing.assert_array_equal(env.envs[0].actions[0], [1.0, 0.75, 5.0])
     moved = env.step(action)
     assert moved.terminated.tolist() == [discount == 0] * N and moved.truncated.tolist() == [discount == 1] * N
     assert moved.last[:, 0].tolist() == [3] * N and moved.obs[:, 0].tolist() == [0] * N
     env.step(np.tile(np.float32([9, 9, 0]), (N, 1)))
-    assert env.envs[0].given[-1].tolist() == [2, 1, 0]  # never out of bounds
+    assert env.envs[0].actions[-1].tolist() == [2, 1, 0]  # never out of bounds
 
 
 def test_dicts_limits_and_errors():
@@ -95,7 +95,7 @@ def test_discrete_actions():
     assert env.action_space == spaces.Discrete(4) and env.name == "Discrete"
     env.reset(0)
     env.step(np.array([3]))
-    assert env.envs[0].given == [3]
+    assert env.envs[0].actions == [3]
 
 
 def load(domain, task, seed):

@@ -30,13 +30,13 @@ from tutti.rl.adapt.processes.workers import Workers
     ],
 )
 def test_the_adapter_that_fits(env, kind, name):
-    made = make(env, 2)
-    assert type(made) is kind and made.name == name and made.n == 2
-    made.reset(0)
-    sample = np.array([made.action_space.sample() for _ in range(2 * len(made.agents))])
-    moved = made.step(sample.reshape(2, len(made.agents), *sample.shape[1:]) if len(made.agents) > 1 else sample)
+    envs = make(env, 2)
+    assert type(envs) is kind and envs.name == name and envs.n == 2
+    envs.reset(0)
+    sample = np.array([envs.action_space.sample() for _ in range(2 * len(envs.agents))])
+    moved = envs.step(sample.reshape(2, len(envs.agents), *sample.shape[1:]) if len(envs.agents) > 1 else sample)
     assert moved.reward.shape[0] == 2
-    made.close()
+    envs.close()
 
 
 def test_instances():

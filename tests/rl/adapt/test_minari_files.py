@@ -48,18 +48,18 @@ def same(x, y):
 def played(env_id: str, steps: int) -> list[Episode]:
     """Episodes of random play."""
     env = Gymnasium(env_id, 1)
-    obs, found, kept = env.reset(0), [], []
+    obs, episodes, rows = env.reset(0), [], []
     env.action_space.seed(0)
     for _ in range(steps):
         action = np.array([env.action_space.sample()])
         moved = env.step(action)
-        kept.append((obs[0], action[0], moved.reward[0], moved.terminated[0], moved.truncated[0]))
+        rows.append((obs[0], action[0], moved.reward[0], moved.terminated[0], moved.truncated[0]))
         if moved.terminated[0] or moved.truncated[0]:
-            columns = [np.array(x) for x in zip(*kept, strict=True)]
-            found.append(Episode(np.concatenate([columns[0], moved.last]), *columns[1:], seed=len(found)))
-            kept = []
+            columns = [np.array(x) for x in zip(*rows, strict=True)]
+            episodes.append(Episode(np.concatenate([columns[0], moved.last]), *columns[1:], seed=len(episodes)))
+            rows = []
         obs = moved.obs
-    return found
+    return episodes
 
 
 def nested(steps: int) -> Episode:

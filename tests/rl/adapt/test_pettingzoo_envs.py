@@ -74,14 +74,14 @@ class Uneven(ParallelEnv):
         return obs
 
     def reset(self, seed=None, options=None):
-        self.t, self.agents, self.given = 0, ["a", "b"], []
+        self.t, self.agents, self.actions = 0, ["a", "b"], []
         return self.look(), {"a": {}, "b": {}}
 
     def step(self, actions):
         assert actions.keys() == set(self.agents)
         if actions["b"] == 4:
             raise OSError("b is gone")
-        self.given.append(actions)
+        self.actions.append(actions)
         self.t += 1
         ends = {"a": self.t == 2, "b": self.t == 4 and not self.cut}
         cuts = {"a": False, "b": self.t == 4 and self.cut}
@@ -100,7 +100,7 @@ def test_agents_that_leave_early_and_unlike_spaces(cut):
     action = np.array([[1, 2]] * N)
     moved = env.step(action)
     assert moved.reward[0].tolist() == [1, 1] and moved.obs[0].tolist() == [[1, 1, 0], [1, 1, 1]]
-    assert env.envs[0].given == [{"a": 1, "b": 3}]
+    assert env.envs[0].actions == [{"a": 1, "b": 3}]
     moved = env.step(action)
     assert moved.obs[0].tolist() == [[2, 2, 0], [2, 2, 2]] and env.alive.tolist() == [[False, True]] * N
     assert env.masks()[0].tolist() == [[True, False, False, False], [True] * 4]

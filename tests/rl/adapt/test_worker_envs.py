@@ -77,13 +77,13 @@ def test_equals_the_same_environments_in_this_process():
     assert there.observation_space == here.observation_space and there.action_space == here.action_space
     assert (there.name, there.limit, there.threshold, there.n) == ("Hopper-v5", 1000, 3800.0, 5)
     same(there.reset(3), here.reset(3))
-    rng, kept = np.random.default_rng(0), []
+    rng, steps = np.random.default_rng(0), []
     for _ in range(60):
         action = rng.uniform(-1, 1, (5, 3)).astype(np.float32)
-        kept.append((there.step(action), here.step(action)))
-    for a, b in kept:  # after the last step: results do not share memory
+        steps.append((there.step(action), here.step(action)))
+    for a, b in steps:  # after the last step: results do not share memory
         equal(a, b)
-    assert sum((a.terminated | a.truncated).sum() for a, _ in kept) > 0
+    assert sum((a.terminated | a.truncated).sum() for a, _ in steps) > 0
     saved = pickle.loads(pickle.dumps(there.state()))
     action = np.ones((5, 3), np.float32)
     expected = there.step(action)

@@ -72,9 +72,9 @@ def test_the_random_network_stays_and_the_other_learns_to_predict_it():
 def test_curiosity_finds_the_reward_that_ppo_does_not():
     """The best return is 0.99. It counts whether most of the last 100 episodes earn it."""
     options = {"n_envs": 16, "n_steps": 32, "batch_size": 128, "n_epochs": 4, "learning_rate": 1e-3, "hidden": (32,)}
-    found = {}
+    means = {}
     for kind in (PPO, RND):
         agent = kind(make("DeepSea", size=8), seed=0, level="eager", **options)
         agent.learn(9_000)
-        found[kind] = sum(r for r, _ in agent.episodes) / len(agent.episodes)
-    assert found[RND] > 0.5 and found[PPO] < 0.1
+        means[kind] = sum(r for r, _ in agent.episodes) / len(agent.episodes)
+    assert means[RND] > 0.5 and means[PPO] < 0.1

@@ -48,8 +48,8 @@ def test_the_experts_share_of_acting_falls_linearly():
     own = float(agent.act(policy, seen, {}, keys.make(5), False)[0][0] == 1)
     assert own in (0.0, 1.0)
     for progress, share in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0), (0.9, 0.0)):
-        given = {**policy, "progress": torch.tensor(progress)}
-        action, extra, _ = agent.act(given, seen, {}, keys.make(1), True)
+        scheduled = {**policy, "progress": torch.tensor(progress)}
+        action, extra, _ = agent.act(scheduled, seen, {}, keys.make(1), True)
         alone, _, _ = agent.act({**policy, "progress": torch.tensor(1.0)}, seen, {}, keys.make(1), True)
         right = float(alone.float().mean())
         assert (extra["label"] == 1).all()
@@ -79,8 +79,8 @@ def test_an_agent_is_an_expert_as_it_was():
 
 
 def gail(**options) -> GAIL:
-    given = {"n_envs": 4, "n_steps": 8, "batch_size": 32, "n_epochs": 1, **SMALL, **options}
-    return GAIL("CartPole-v1", data=shown(), **given)
+    settings = {"n_envs": 4, "n_steps": 8, "batch_size": 32, "n_epochs": 1, **SMALL, **options}
+    return GAIL("CartPole-v1", data=shown(), **settings)
 
 
 def test_rewards_are_functions_of_the_discriminators_probability():

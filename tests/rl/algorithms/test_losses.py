@@ -118,7 +118,7 @@ def test_ppo(env, normalize, vf):
     c, e1, e2 = 0.2, 0.7, 0.3
     agent = agent_of("PPO", env, vf_coef=e1, ent_coef=e2, clip_range=c, clip_range_vf=vf, normalize_advantage=normalize)
     weights, rows = rows_of(agent, env)
-    told = {}
+    expected = {}
 
     def reference(w):
         if env == "CartPole-v1":
@@ -133,11 +133,11 @@ def test_ppo(env, normalize, vf):
         surrogate = torch.stack([least(x * y, clip(x, 1 - c, 1 + c) * y) for x, y in zip(r, a, strict=True)])
         if vf is not None:
             value = torch.stack([v + clip(x - v, -vf, vf) for x, v in zip(value, rows["value"], strict=True)])
-        told["kl"] = (r - 1 - r.log()).mean()  # Schulman's third estimator of KL(old || new)
-        told["clipped"] = ((r < 1 - c) | (r > 1 + c)).double().mean()
-        told["entropy"] = entropy.mean()
-        told["policy_loss"], told["value_loss"] = -surrogate.mean(), ((value - rows["target"]) ** 2).mean()
-        return -surrogate.mean() + e1 * told["value_loss"] - e2 * entropy.mean()
+        expected["kl"] = (r - 1 - r.log()).mean()  # Schulman's third estimator of KL(old || new)
+        expected["clipped"] = ((r < 1 - c) | (r > 1 + c)).double().mean()
+        expected["entropy"] = entropy.mean()
+        expected["policy_loss"], expected["value_loss"] = -surrogate.mean(), ((value - rows["target"]) ** 2).mean()
+        return -surrogate.mean() + e1 * expected["value_loss"] - e2 * entropy.mean()
 
     # 1e-8 beside the deviation of advantages is not in the paper: it moves numbers by less than 1e-8
     loose = {"rtol": 3e-8, "atol": 3e-8} if normalize else TIGHT
@@ -145,7 +145,7 @@ def test_ppo(env, normalize, vf):
     (a, metrics), b = agent.loss(ours, rows), reference(theirs)
     torch.testing.assert_close(a, b, **loose)
     torch.testing.assert_close(torch.autograd.grad(a, ours), torch.autograd.grad(b, theirs), **loose)
-    for name, x in told.items():
+    for name, x in expected.items():
         torch.testing.assert_close(metrics[name].double(), x.detach(), rtol=3e-8, atol=3e-8)
 
 
@@ -187,8 +187,8 @@ def test_networks_of_policies_begin_small_and_obey_masks():
     weights, obs = double(agent.net.size), double(N, 4)
     mask = torch.tensor([[True, False], [False, True]]).repeat(N // 2, 1)
     for explore in (True, False):
-        action, told, _ = agent.act({"weights": weights}, {"obs": obs, "mask": mask}, {}, keys.make(0), explore)
-        assert action.tolist() == [0, 1] * (N // 2) and told["log_prob"].abs().max() == 0
+        action, extra, _ = agent.act({"weights": weights}, {"obs": obs, "mask": mask}, {}, keys.make(0), explore)
+        assert action.tolist() == [0, 1] * (N // 2) and extra["log_prob"].abs().max() == 0
     outputs, value = agent.network(weights, {"obs": obs, "critic": obs, "mask": mask})
     assert (outputs.softmax(-1) * ~mask).max() == 0
     torch.testing.assert_close(value, cartpole(weights, obs)[2], **TIGHT)
@@ -272,7 +272,7 @@ def test_ppo_stops_where_the_policy_has_moved_too_far():
 
 
 def batch_of(discrete=True, obs=4, masks=False):
-    found = {
+    batch = {
         "obs": double(N, obs),
         "last": double(N, obs),
         "reward": double(N, scale=2),
@@ -282,10 +282,10 @@ def batch_of(discrete=True, obs=4, masks=False):
         "action": torch.randint(2, (N,)) if discrete else double(N, 1).clamp(-1, 1),
     }
     if masks:
-        found["last_mask"] = torch.ones(N, 2, dtype=torch.bool)
-        found["last_mask"][: N // 3, 0] = False
-        found["last_mask"][-N // 3 :, 1] = False
-    return found
+        batch["last_mask"] = torch.ones(N, 2, dtype=torch.bool)
+        batch["last_mask"][: N // 3, 0] = False
+        batch["last_mask"][-N // 3 :, 1] = False
+    return batch
 
 
 def huber(x):
@@ -324,8 +324,8 @@ def test_q_learning(name, masks):
 
     learner = {"weights": weights, "target": target}
     both(lambda w: agent.loss(w, learner, batch, keys.make(0))[0], reference, weights)
-    found = agent.loss(weights, learner, batch, keys.make(0))[1][0]
-    torch.testing.assert_close(found, torch.stack([errors[i] for i in range(N)]), **TIGHT)
+    td_errors = agent.loss(weights, learner, batch, keys.make(0))[1][0]
+    torch.testing.assert_close(td_errors, torch.stack([errors[i] for i in range(N)]), **TIGHT)
 
 
 def test_dueling_with_shared_layers():
@@ -401,8 +401,8 @@ def test_quantiles_are_summed_and_targets_averaged():
             for y in targets[row]:
                 u = float(y - quantiles[row, i])
                 total += abs((i + 0.5) / 3 - (u < 0)) * (0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5) / 5
-        found = float(quantile_loss(quantiles, targets)[row])
-        torch.testing.assert_close(found, total, rtol=1e-6, atol=1e-6)  # levels are thirds in float32
+        loss = float(quantile_loss(quantiles, targets)[row])
+        torch.testing.assert_close(loss, total, rtol=1e-6, atol=1e-6)  # levels are thirds in float32
 
 
 def test_updates_of_q_learning_clip_gradients_and_copy_targets():
@@ -491,7 +491,7 @@ def test_returns_of_several_steps(steps):
     reward, after = double(8, 1), double(8, 1)
     terminated, cut = torch.zeros(8, 1, dtype=torch.bool), torch.zeros(8, 1, dtype=torch.bool)
     terminated[2], cut[5] = True, True
-    found = n_step(reward, after, terminated, terminated | cut, 0.9, steps)
+    returns = n_step(reward, after, terminated, terminated | cut, 0.9, steps)
     for t in range(8):
         total, k = 0.0, 0
         while True:
@@ -502,7 +502,7 @@ def test_returns_of_several_steps(steps):
             if cut[t + k - 1] or k == steps or t + k == 8:
                 total += 0.9**k * float(after[t + k - 1])
                 break
-        torch.testing.assert_close(float(found[t]), total, **TIGHT)
+        torch.testing.assert_close(float(returns[t]), total, **TIGHT)
 
 
 # -- actor-critics with a replay -------------------------------------------------------------------------------------
@@ -529,11 +529,11 @@ def step_of(before, after, adam):
     return after[adam]["m"] / (1 - 0.9)
 
 
-def close_gradient(found, loss, weights):
+def close_gradient(gradient, loss, weights):
     w = weights.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(loss(w), w)
     assert wanted.abs().max() > 1e-6
-    torch.testing.assert_close(found, wanted, **TIGHT)
+    torch.testing.assert_close(gradient, wanted, **TIGHT)
 
 
 def squashed(w, obs, noise):
@@ -552,7 +552,7 @@ def test_sac(fixed):
     learner["log_alpha"] = torch.tensor(-0.7, dtype=torch.float64)
     key = keys.make(5)
     of_critic, of_actor = keys.split(key)
-    after, error, told = agent.update(learner, batch, key)
+    after, error, metrics = agent.update(learner, batch, key)
     alpha = math.exp(-0.7) if fixed is None else fixed
     action, log_prob = squashed(learner["actor"], batch["last"], keys.normal(of_critic, (N, 1)))
     target = learner["target_critic"]
@@ -565,7 +565,7 @@ def test_sac(fixed):
         )
 
     close_gradient(step_of(learner, after, "critic_adam"), critic_loss, learner["critic"])
-    torch.testing.assert_close(told["critic_loss"], critic_loss(learner["critic"]), **TIGHT)
+    torch.testing.assert_close(metrics["critic_loss"], critic_loss(learner["critic"]), **TIGHT)
     q = torch.stack([critic_of(learner["critic"][i], batch["obs"], batch["action"]) for i in (0, 1)])
     torch.testing.assert_close(error, (q - y).mean(0), **TIGHT)
 
@@ -578,10 +578,10 @@ def test_sac(fixed):
     value = agent.actor_loss(learner["actor"], after["critic"], batch, alpha, of_actor)[0]
     torch.testing.assert_close(value, actor_loss(learner["actor"]), **TIGHT)
     entropy = -squashed(learner["actor"], batch["obs"], keys.normal(of_actor, (N, 1)))[1].mean()
-    torch.testing.assert_close(told["entropy"], entropy, **TIGHT)
+    torch.testing.assert_close(metrics["entropy"], entropy, **TIGHT)
     if fixed is None:
         close_gradient(step_of(learner, after, "alpha_adam"), lambda log: -log * (-entropy - 0.4), learner["log_alpha"])
-        torch.testing.assert_close(told["alpha"], after["log_alpha"].exp(), **TIGHT)
+        torch.testing.assert_close(metrics["alpha"], after["log_alpha"].exp(), **TIGHT)
     else:
         assert after["log_alpha"] == learner["log_alpha"]
     torch.testing.assert_close(after["target_critic"], 0.8 * target + 0.2 * after["critic"], **TIGHT)
@@ -589,8 +589,8 @@ def test_sac(fixed):
 
 def test_sac_by_default_wants_an_entropy_of_minus_the_number_of_actions():
     agent, learner, batch = actor_critic("SAC")
-    after, _, told = agent.update(learner, batch, keys.make(5))
-    torch.testing.assert_close(step_of(learner, after, "alpha_adam"), told["entropy"] + 1.0, **TIGHT)
+    after, _, metrics = agent.update(learner, batch, keys.make(5))
+    torch.testing.assert_close(step_of(learner, after, "alpha_adam"), metrics["entropy"] + 1.0, **TIGHT)
 
 
 def actor_of(w, obs):
@@ -618,12 +618,12 @@ def test_deterministic_policy_gradients(name):
             (batch["weight"] * (critic_of(w[i], batch["obs"], batch["action"]) - y) ** 2).mean() for i in critics
         )
 
-    after, error, told = agent.update(learner, batch, key)
+    after, error, metrics = agent.update(learner, batch, key)
     close_gradient(step_of(learner, after, "critic_adam"), critic_loss, learner["critic"])
-    torch.testing.assert_close(told["critic_loss"], critic_loss(learner["critic"]), **TIGHT)
+    torch.testing.assert_close(metrics["critic_loss"], critic_loss(learner["critic"]), **TIGHT)
     own_q = torch.stack([critic_of(learner["critic"][i], batch["obs"], batch["action"]) for i in critics])
     torch.testing.assert_close(error, (own_q - y).mean(0), **TIGHT)
-    torch.testing.assert_close(told["q"], own_q.mean(), **TIGHT)
+    torch.testing.assert_close(metrics["q"], own_q.mean(), **TIGHT)
     if name == "TD3":
         assert after["updates"] == 1
         for _ in range(2):  # the actor and the targets wait for the third update
@@ -637,8 +637,8 @@ def test_deterministic_policy_gradients(name):
         return -critic_of(after["critic"][0], batch["obs"], actor_of(w, batch["obs"])).mean()
 
     close_gradient(step_of(before, after, "actor_adam"), actor_loss, learner["actor"])
-    found = agent.actor_loss(learner["actor"], after, batch)
-    torch.testing.assert_close(found, actor_loss(learner["actor"]), **TIGHT)
+    loss = agent.actor_loss(learner["actor"], after, batch)
+    torch.testing.assert_close(loss, actor_loss(learner["actor"]), **TIGHT)
     for part in ("actor", "critic"):
         wanted = 0.8 * learner[f"target_{part}"] + 0.2 * after[part]
         torch.testing.assert_close(after[f"target_{part}"], wanted, **TIGHT)

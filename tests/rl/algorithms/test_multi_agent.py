@@ -36,11 +36,11 @@ def test_ids_follow_observations():
 
 
 def test_ippo_without_ids_is_ppo():
-    made = [kind(make("simple_spread_v3"), batch_size=48, **SMALL, **more)
-            for kind, more in ((PPO, {}), (IPPO, {"agent_ids": False}))]  # fmt: skip
-    for agent in made:
+    agents = [kind(make("simple_spread_v3"), batch_size=48, **SMALL, **more)
+              for kind, more in ((PPO, {}), (IPPO, {"agent_ids": False}))]  # fmt: skip
+    for agent in agents:
         agent.learn(64)
-    a, b = (leaves(agent.program.state()) for agent in made)
+    a, b = (leaves(agent.program.state()) for agent in agents)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -139,11 +139,11 @@ def test_counterfactual_advantages():
     q = torch.stack([torch.stack([table[tuple([*a[:i], torch.full_like(a[i], k), *a[i + 1 :]])] for k in range(9)], -1)
                      for i in range(3)], -2)  # fmt: skip
     logits = agent.logits(learner["actor"], chunk)
-    found = counterfactual(q, logits, action)
+    advantages = counterfactual(q, logits, action)
     chance = logits.softmax(-1)
     for i in range(3):
         mean = sum(chance[..., i, k] * q[..., i, k] for k in range(9))
-        torch.testing.assert_close(found[..., i], table[tuple(a)] - mean)
+        torch.testing.assert_close(advantages[..., i], table[tuple(a)] - mean)
     # The baseline does not depend on the agent's action: the expected advantage is 0 (Foerster et al., lemma 1).
     expected = sum(chance[..., k] * counterfactual(q, logits, torch.full_like(action, k)) for k in range(9))
     torch.testing.assert_close(expected, torch.zeros_like(expected), atol=1e-5, rtol=0)
@@ -195,8 +195,8 @@ def test_maddpg_is_a_ddpg_for_each_agent(continuous):
 
     gradient = torch.func.grad(lambda w: agent.critic_loss(w, learner, batch)[0])(learner["critic"])
     slope = torch.func.grad(lambda w: agent.actor_loss(w, learner["critic"], batch, key))(learner["actor"])
-    made = agent.outputs(learner["actor"], batch["obs"], None)
-    noise = torch.zeros_like(made) if continuous else keys.gumbel(key, made.shape)
+    logits = agent.outputs(learner["actor"], batch["obs"], None)
+    noise = torch.zeros_like(logits) if continuous else keys.gumbel(key, logits.shape)
     for i in range(3):
         critic, actor = (learner[name][i].clone().requires_grad_() for name in ("critic", "actor"))
         after = agent.q.one(

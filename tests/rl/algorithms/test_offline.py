@@ -39,7 +39,7 @@ def pendulum(count: int = 3, steps: int = 30) -> list[Episode]:
 
 def steered(count: int) -> list[Episode]:
     """CartPole pushed towards the side to which the pole falls, by a known rule."""
-    env, found = CartPole(), []
+    env, episodes = CartPole(), []
     for i in range(count):
         state, obs = env.reset(keys.make(i), 1)
         seen, done, actions, over = [obs], [], [], False
@@ -51,8 +51,8 @@ def steered(count: int) -> list[Episode]:
             done.append((bool(terminated), bool(truncated)))
             over = any(done[-1])
         ends = np.array(done)
-        found.append(Episode(torch.cat(seen).numpy(), torch.cat(actions).numpy(), np.ones(len(done)), *ends.T))
-    return found
+        episodes.append(Episode(torch.cat(seen).numpy(), torch.cat(actions).numpy(), np.ones(len(done)), *ends.T))
+    return episodes
 
 
 def batch_of(agent, n: int = 16):
@@ -61,10 +61,10 @@ def batch_of(agent, n: int = 16):
 
 
 def test_data_from_a_folder_from_arrays_and_from_episodes_are_equal(tmp_path):
-    given = pendulum()
-    minari.save(tmp_path / "some-v0", given, "Pendulum-v1")
+    data = pendulum()
+    minari.save(tmp_path / "some-v0", data, "Pendulum-v1")
     arrays = minari.load(tmp_path / "some-v0")
-    agents = [BC("Pendulum-v1", data=x, **SMALL) for x in (given, arrays, tmp_path / "some-v0")]
+    agents = [BC("Pendulum-v1", data=x, **SMALL) for x in (data, arrays, tmp_path / "some-v0")]
     rows = [agent.program.state()["replay"] for agent in agents]
     for other in rows[1:]:
         assert all(torch.equal(rows[0][name], other[name]) for name in rows[0])
@@ -94,10 +94,10 @@ def test_wrong_data_are_refused():
     arrays = dict(BC("Pendulum-v1", level="eager").env.__dict__)
     with pytest.raises(ValueError, match="the data have no observation"):
         BC("Pendulum-v1", data=arrays, **SMALL)
-    given = pendulum()
-    given[0].actions *= 3
+    data = pendulum()
+    data[0].actions *= 3
     with pytest.raises(ValueError, match="actions outside"):
-        BC("Pendulum-v1", data=given, **SMALL)
+        BC("Pendulum-v1", data=data, **SMALL)
     with pytest.raises(ValueError, match=r"action has the shape \(93, 1\)"):
         BC("CartPole-v1", data=[_wide(e) for e in pendulum()], **SMALL)
     with pytest.raises(ValueError, match="n_steps has no effect"):
@@ -129,12 +129,12 @@ def test_bc_takes_the_steps_of_torchs_adamw():
 def test_td3bc_without_value_is_cloning():
     agent = TD3BC("Pendulum-v1", data=pendulum(), alpha=0.0, policy_delay=1, **SMALL)
     learner, batch = agent.program.state()["learner"], batch_of(agent)
-    found = agent.actor_step(learner, batch)["actor_adam"]["m"]
+    momentum = agent.actor_step(learner, batch)["actor_adam"]["m"]
 
     def loss(weights):
         return (agent.pi(weights, batch["obs"]) - batch["action"]).square().mean()
 
-    torch.testing.assert_close(found, 0.1 * torch.func.grad(loss)(learner["actor"]))
+    torch.testing.assert_close(momentum, 0.1 * torch.func.grad(loss)(learner["actor"]))
 
 
 def test_td3bc_weighs_values_by_their_size():
@@ -157,9 +157,9 @@ def test_awac_regression_weighs_log_likelihoods_of_torch():
     log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(batch["action"]).sum(-1)
     torch.testing.assert_close(agent.log_prob(learner["actor"], batch["obs"], batch["action"]), log_prob)
     advantage = torch.linspace(-1, 1, 16)
-    _, told = agent.regression(learner, batch, advantage)
+    _, metrics = agent.regression(learner, batch, advantage)
     weight = torch.tensor([min(math.exp(2 * a), 3.0) for a in advantage.tolist()])
-    torch.testing.assert_close(told["actor_loss"], -(weight * log_prob).mean())
+    torch.testing.assert_close(metrics["actor_loss"], -(weight * log_prob).mean())
 
 
 @pytest.mark.parametrize("expectile", [0.5, 0.7, 0.9])
@@ -172,9 +172,9 @@ def test_iqls_loss_is_least_at_scipys_expectile(expectile):
 
 def test_iql_values_only_actions_of_the_data():
     """Without a next value, V and Q settle at the rewards of a data set with one action for each observation."""
-    given = pendulum(1, 16)
-    given[0].rewards[:] = np.sign(given[0].observations[:-1, 0])
-    agent = IQL("Pendulum-v1", data=given, gamma=0.0, learning_rate=0.02, expectile=0.9, tau=0.1,
+    data = pendulum(1, 16)
+    data[0].rewards[:] = np.sign(data[0].observations[:-1, 0])
+    agent = IQL("Pendulum-v1", data=data, gamma=0.0, learning_rate=0.02, expectile=0.9, tau=0.1,
                 **{**SMALL, "hidden": (32,)}).learn(401)  # fmt: skip
     state = agent.program.state()
     rows, learner = state["replay"], state["learner"]
@@ -199,9 +199,9 @@ def test_cqls_gap_is_a_log_integral():
 
 
 def test_discrete_cql_adds_the_log_likelihood_of_the_data():
-    given = steered(2)
-    agent = DiscreteCQL("CartPole-v1", data=given, cql_alpha=2.0, **SMALL)
-    plain = DiscreteCQL("CartPole-v1", data=given, cql_alpha=0.0, **SMALL)
+    data = steered(2)
+    agent = DiscreteCQL("CartPole-v1", data=data, cql_alpha=2.0, **SMALL)
+    plain = DiscreteCQL("CartPole-v1", data=data, cql_alpha=0.0, **SMALL)
     learner, batch = agent.program.state()["learner"], batch_of(agent)
     q = agent.values(learner["weights"], batch["obs"])
     with_gap, _ = agent.loss(learner["weights"], learner, batch, keys.make(0))
@@ -252,10 +252,10 @@ def test_dt_windows_and_acting_agree():
 
 def test_recorded_episodes_are_whole(tmp_path):
     agent = BC("CartPole-v1", data=steered(1), n_envs=1, **SMALL)
-    found = episodes(agent, 20, "random")
-    lengths = [len(e.rewards) for e in found]
+    recorded = episodes(agent, 20, "random")
+    lengths = [len(e.rewards) for e in recorded]
     assert 15 < np.mean(lengths) < 32  # 22 for random play
-    for e in found:
+    for e in recorded:
         assert len(e.observations) == len(e.rewards) + 1
         assert e.terminations[-1] and not e.terminations[:-1].any() and not e.truncations.any()
         assert np.abs(e.observations[0]).max() <= 0.05
@@ -264,14 +264,14 @@ def test_recorded_episodes_are_whole(tmp_path):
 
 
 def test_bc_does_as_its_teacher_and_continues_from_a_file(tmp_path):
-    given = steered(4)
-    agent = BC("CartPole-v1", data=given, learning_rate=0.01, gradient_steps=100, level="eager").learn(300)
-    teacher = np.mean([len(e.rewards) for e in given])
+    data = steered(4)
+    agent = BC("CartPole-v1", data=data, learning_rate=0.01, gradient_steps=100, level="eager").learn(300)
+    teacher = np.mean([len(e.rewards) for e in data])
     assert teacher > 150
     assert agent.num_timesteps == 300
     assert agent.evaluate(4).mean > 0.8 * teacher
     path = agent.save(tmp_path / "bc.safetensors")
-    again = BC.load(path, data=given, level="eager")
+    again = BC.load(path, data=data, level="eager")
     assert BC.load(path, level="eager").evaluate(4).mean == agent.evaluate(4).mean
     agent.learn(100)
     again.learn(100)

@@ -90,12 +90,12 @@ def test_predictions_carry_the_memory():
 def test_a_memory_solves_a_maze_that_ppo_cannot():
     """The return without memory is at most 0 on average, with it 1."""
     options = {"n_envs": 64, "n_steps": 4, "batch_size": 256, "n_epochs": 4, "ent_coef": 0.05, "learning_rate": 1e-2}
-    found = {}
+    means = {}
     for kind, more in ((PPO, {}), (RecurrentPPO, {"memory": 16})):
         agent = kind(make("TMaze", length=1), seed=0, level="eager", hidden=(16,), **options, **more)
         agent.learn(5_000)
-        found[kind] = sum(r for r, _ in agent.episodes) / len(agent.episodes)
-    assert found[RecurrentPPO] > 0.9 and found[PPO] < 0.4
+        means[kind] = sum(r for r, _ in agent.episodes) / len(agent.episodes)
+    assert means[RecurrentPPO] > 0.9 and means[PPO] < 0.4
 
 
 def test_rescaled_values():
@@ -109,7 +109,7 @@ def test_n_step_targets_of_sequences():
     torch.manual_seed(0)
     reward, after = torch.randn(9, 3), torch.randn(9, 3)
     terminated, truncated = torch.rand(9, 3) < 0.2, torch.rand(9, 3) < 0.2
-    found = n_step(reward, after, terminated, terminated | truncated, 0.9, 4)
+    targets = n_step(reward, after, terminated, terminated | truncated, 0.9, 4)
     for t in range(9):
         for k in range(3):
             total, factor = 0.0, 1.0
@@ -118,7 +118,7 @@ def test_n_step_targets_of_sequences():
                 if terminated[j, k] or truncated[j, k]:
                     break
             total += factor * after[j, k] * ~terminated[j, k]
-            torch.testing.assert_close(found[t, k], total)
+            torch.testing.assert_close(targets[t, k], total)
 
 
 @pytest.mark.parametrize("burn_in", [0, 3])
@@ -138,9 +138,9 @@ def test_r2d2_learns_from_what_single_steps_give(burn_in):
         now = then = batch["memory"][0, k]
         q, after = [], []
         for t in range(length):
-            made, now = agent.q(learner["weights"], batch["obs"][t, k], now)
+            output, now = agent.q(learner["weights"], batch["obs"][t, k], now)
             _, then = agent.q(learner["target"], batch["obs"][t, k], then)
-            q.append(made["q"][batch["action"][t, k]])
+            q.append(output["q"][batch["action"][t, k]])
             best = agent.q(learner["weights"], batch["last"][t, k], now)[0]["q"].argmax()
             after.append(unscaled(agent.q(learner["target"], batch["last"][t, k], then)[0]["q"][best]))
             if batch["terminated"][t, k] or batch["truncated"][t, k]:

@@ -108,10 +108,10 @@ def test_learning_rates_may_follow_the_progress():
 
 def test_evaluation_counts_whole_episodes():
     """CartPole's reward is 1 a step, so that returns are lengths."""
-    found = small().evaluate(7)
-    assert isinstance(found, Evaluation) and len(found.returns) == 7
-    np.testing.assert_array_equal(found.returns, found.lengths)
-    assert 5 <= found.mean <= 500 and "over 7 episodes" in str(found)
+    evaluation = small().evaluate(7)
+    assert isinstance(evaluation, Evaluation) and len(evaluation.returns) == 7
+    np.testing.assert_array_equal(evaluation.returns, evaluation.lengths)
+    assert 5 <= evaluation.mean <= 500 and "over 7 episodes" in str(evaluation)
 
 
 def test_predictions_are_actions_of_the_space():
@@ -181,9 +181,9 @@ def test_the_best_agent_of_a_run_is_replaced_by_a_better_one_only(tmp_path, monk
     ],
 )
 def test_a_default_batch_size_divides_the_rollout(name, options, size):
-    with pytest.warns(UserWarning, match=f"batch_size is 256, which .* it is {size} now") as told:
+    with pytest.warns(UserWarning, match=f"batch_size is 256, which .* it is {size} now") as caught:
         agent = algorithm(name)("CartPole-v1", level="eager", **options)
-    assert agent.config.batch_size == size and len(told) == 1 and told[0].filename == __file__
+    assert agent.config.batch_size == size and len(caught) == 1 and caught[0].filename == __file__
     again = algorithm(name)("CartPole-v1", level="eager", batch_size=size, **options)  # without a warning
     assert equal(agent, again) and "batch_size" in agent.constants
     with pytest.raises(ValueError, match=rf"batch_size is 256, .*; use batch_size={size}$"):

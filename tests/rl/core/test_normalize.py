@@ -17,32 +17,32 @@ def test_observations_have_the_mean_and_deviation_of_all_that_were_seen():
     norm, whole = Normalizer(3, obs=True), torch.randn(5, 8, 4, 3) * 3 + 7
     learner = norm.init((4,))
     for part in whole:
-        learner, found = norm.update(learner, chunk(part))
+        learner, normalized = norm.update(learner, chunk(part))
     rows = whole.reshape(-1, 3)
     torch.testing.assert_close(learner["obs_norm"]["mean"], rows.mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(learner["obs_norm"]["var"], rows.var(0, correction=0), rtol=1e-3, atol=1e-3)
     earlier = whole[:-1].reshape(-1, 3)  # the policy that acted knew these
-    torch.testing.assert_close(found["obs"], (whole[-1] - earlier.mean(0)) / earlier.std(0), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(normalized["obs"], (whole[-1] - earlier.mean(0)) / earlier.std(0), rtol=1e-2, atol=1e-2)
     assert float(norm.apply(learner, torch.full((3,), 1e9)).max()) == 10
 
 
 def test_rewards_are_divided_by_the_deviation_of_returns():
     norm, steps = Normalizer(3, reward=True), 40
     reward, ended = torch.rand(steps, 2), torch.rand(steps, 2) < 0.1
-    learner, found = norm.update(norm.init((2,)), chunk(torch.zeros(steps, 2, 3), reward, ended), 0.9)
+    learner, normalized = norm.update(norm.init((2,)), chunk(torch.zeros(steps, 2, 3), reward, ended), 0.9)
     total, seen = np.zeros(2), []
     for t in range(steps):
         total = total * 0.9 + reward[t].numpy()
         seen.append(total)
         total = np.where(ended[t], 0, total)
-    torch.testing.assert_close(found["reward"], reward / float(np.std(seen)), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(normalized["reward"], reward / float(np.std(seen)), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(learner["reward_norm"]["return"], torch.from_numpy(total).float())
 
 
 def test_without_options_nothing_changes():
-    norm, given = Normalizer(3), chunk(torch.randn(4, 2, 3))
-    learner, found = norm.update({}, given)
-    assert learner == {} and all(found[name] is given[name] for name in given)
+    norm, rows = Normalizer(3), chunk(torch.randn(4, 2, 3))
+    learner, normalized = norm.update({}, rows)
+    assert learner == {} and all(normalized[name] is rows[name] for name in rows)
 
 
 def test_ranks_with_unequally_many_valid_rows_have_the_statistics_of_all():
@@ -50,8 +50,8 @@ def test_ranks_with_unequally_many_valid_rows_have_the_statistics_of_all():
     valid = torch.arange(40).view(2, 5, 4) % 7 < torch.tensor([2, 6]).view(2, 1, 1)
 
     def work(rank: int):
-        given = {**chunk(rows[rank], torch.rand(5, 4)), "valid": valid[rank]}
-        return norm.update(norm.init((4,)), given)[0]
+        part = {**chunk(rows[rank], torch.rand(5, 4)), "valid": valid[rank]}
+        return norm.update(norm.init((4,)), part)[0]
 
     first, second = Ranks(2).run(work)
     for kind in ("obs_norm", "reward_norm"):

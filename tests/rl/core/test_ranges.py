@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_cases import CASES, made
+from rl_cases import CASES, agent_of
 from tutti.rl import DQN, PPO, Population
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.core.options import configured
@@ -111,7 +111,7 @@ def test_metrics_that_are_not_finite_stop_a_run_with_their_name():
     agent.program.own["learner"]["target"].fill_(math.inf)
     with pytest.raises(ValueError, match=r"DQN: loss is (inf|nan) by step"):
         agent.learn(64)
-    offline = made("BC")
+    offline = agent_of("BC")
     offline.program.own["learner"]["weights"].fill_(math.nan)
     with pytest.raises(ValueError, match=r"BC: \w+ is nan by step"):
         offline.learn(12)

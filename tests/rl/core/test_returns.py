@@ -21,7 +21,7 @@ def rows():
 
 def test_gae_is_the_sum_of_its_definition(rows):
     reward, value, after, terminated, done, _ = rows
-    found = gae(reward, value, after, terminated, done, 0.9, 0.8)
+    advantages = gae(reward, value, after, terminated, done, 0.9, 0.8)
     for t in range(T):
         for i in range(N):
             total, weight = 0.0, 1.0
@@ -31,12 +31,12 @@ def test_gae_is_the_sum_of_its_definition(rows):
                 weight *= 0.9 * 0.8
                 if done[s, i]:
                     break
-            assert abs(float(found[t, i]) - total) < 1e-12
+            assert abs(float(advantages[t, i]) - total) < 1e-12
 
 
 def test_discounted_sums_end_with_the_episode(rows):
     reward, _, after, terminated, done, _ = rows
-    found = discounted(reward, after, terminated, done, 0.9)
+    returns = discounted(reward, after, terminated, done, 0.9)
     for t in range(T):
         for i in range(N):
             total, weight = 0.0, 1.0
@@ -46,7 +46,7 @@ def test_discounted_sums_end_with_the_episode(rows):
                 if done[s, i] or s == T - 1:
                     total += 0.0 if terminated[s, i] else weight * float(after[s, i])
                     break
-            assert abs(float(found[t, i]) - total) < 1e-12
+            assert abs(float(returns[t, i]) - total) < 1e-12
 
 
 def test_vtrace_is_the_sum_of_its_definition(rows):

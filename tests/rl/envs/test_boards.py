@@ -88,8 +88,8 @@ def best(game, state):
     i, action = moves.nonzero().unbind(-1)
     after, index = game.play({"board": state["board"][i]}, action)["board"].unique(dim=0, return_inverse=True)
     values[i, action] = -best(game, {"board": after})[0][index]
-    found, move = values.max(-1)
-    return torch.where(over, value, found), move
+    highest, move = values.max(-1)
+    return torch.where(over, value, highest), move
 
 
 def results(env, policy, n):

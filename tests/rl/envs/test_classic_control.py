@@ -43,7 +43,7 @@ def test_steps_are_those_of_gymnasium(make):
     first = state["x"].double()
     state = {"x": first, "t": torch.arange(n) * (env.limit // n)}  # episodes end at different times
     generator, key = torch.Generator().manual_seed(2), keys.make(3)
-    ends, found, wanted = 0, [], []
+    ends, transitions, wanted = 0, [], []
     for _ in range(steps):
         if isinstance(env.action_space, gymnasium.spaces.Discrete):
             action = torch.randint(int(env.action_space.n), (n,), generator=generator)
@@ -57,13 +57,13 @@ def test_steps_are_those_of_gymnasium(make):
             timer._elapsed_steps = t
             rows.append((*timer.step(a.astype(np.float64) if a.ndim else int(a))[:4], np.array(inner.state)))
         obs, r, term, trunc, xs = (np.stack(column) for column in zip(*rows, strict=True))
-        found.append((last, after["x"], reward.double(), terminated, truncated))
+        transitions.append((last, after["x"], reward.double(), terminated, truncated))
         wanted.append((obs, xs, r.astype(np.float64), term, trunc))
         done = terminated | truncated
         ends += int(done.sum())
         state = {"x": where(done, first, after["x"]), "t": where(done, torch.zeros_like(after["t"]), after["t"])}
     assert ends >= n
-    mine = [torch.stack(column).numpy() for column in zip(*found, strict=True)]
+    mine = [torch.stack(column).numpy() for column in zip(*transitions, strict=True)]
     theirs = [np.stack(column) for column in zip(*wanted, strict=True)]
     tolerances = [
         (1e-6, 2e-7),

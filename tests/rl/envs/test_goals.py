@@ -52,8 +52,8 @@ def test_batches_have_other_goals_and_their_rewards(name, env):
     assert torch.equal(batch["reward"], reward) and torch.equal(batch["terminated"], terminated)
     assert torch.equal(batch["discount"], torch.where(terminated, 0.0, 0.9))
     assert terminated.float().mean() > 0.1  # hardly ever without hindsight
-    kept = memory["rows"]["obs"].flatten(0, 1)[:, parts["desired_goal"]]
-    own = (goal.unsqueeze(1) == kept).all(-1).any(1)
+    stored = memory["rows"]["obs"].flatten(0, 1)[:, parts["desired_goal"]]
+    own = (goal.unsqueeze(1) == stored).all(-1).any(1)
     assert abs(float(own.float().mean()) - 0.2) < 0.06
 
 

@@ -14,7 +14,7 @@ from tutti.rl.envs.tmaze import TMaze
 
 
 def returns(env, policy, n, seed=0):
-    """Of one episode in each of n instances. policy: (state, observation, key) -> actions."""
+    """The returns of one episode in each of n instances. policy: (state, observation, key) -> actions."""
     key = keys.make(seed)
     state, obs = env.reset(key, n)
     total, running = torch.zeros(n), torch.ones(n, dtype=torch.bool)

@@ -25,9 +25,9 @@ def test_are_those_of_gymnasium(space):
     wanted = np.stack([spaces.flatten(space, x) for x in samples]).astype(np.float32)
     plain = [_plain(x) for x in samples]
     batch = pytree.tree_map(lambda *x: torch.stack([torch.as_tensor(y) for y in x]), *plain)
-    found = features_of(space)
-    assert found.size == wanted.shape[1]
-    np.testing.assert_allclose(found(batch).numpy(), wanted)
+    features = features_of(space)
+    assert features.size == wanted.shape[1]
+    np.testing.assert_allclose(features(batch).numpy(), wanted)
 
 
 def _plain(x):
@@ -37,10 +37,10 @@ def _plain(x):
 
 
 def test_pixels_become_planes_of_numbers_up_to_1():
-    found = features_of(spaces.Box(0, 255, (4, 6, 3), np.uint8))
+    features = features_of(spaces.Box(0, 255, (4, 6, 3), np.uint8))
     picture = torch.randint(256, (2, 4, 6, 3), dtype=torch.uint8)
-    assert found.image == (3, 4, 6) and found.size == 72
-    torch.testing.assert_close(found(picture).view(2, 3, 4, 6), picture.permute(0, 3, 1, 2).float() / 255)
+    assert features.image == (3, 4, 6) and features.size == 72
+    torch.testing.assert_close(features(picture).view(2, 3, 4, 6), picture.permute(0, 3, 1, 2).float() / 255)
 
 
 def test_start_of_a_discrete_space():

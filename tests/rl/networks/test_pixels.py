@@ -71,18 +71,18 @@ def test_convolutions_are_those_of_the_paper(channels, size):
     ours, theirs = NatureCNN((channels, size, size)), Torch(channels, size)
     theirs.load_state_dict({a: b for a, b in zip(theirs.state_dict(), ours.state_dict().values(), strict=True)})
     picture = torch.randint(256, (5, channels, size, size), dtype=torch.uint8)
-    found = ours(scaled(picture.flatten(1)))
-    torch.testing.assert_close(found, theirs(picture))
-    torch.testing.assert_close(ours(scaled(picture.flatten(1)).view(5, 1, -1)), found.unsqueeze(1))
+    outputs = ours(scaled(picture.flatten(1)))
+    torch.testing.assert_close(outputs, theirs(picture))
+    torch.testing.assert_close(ours(scaled(picture.flatten(1)).view(5, 1, -1)), outputs.unsqueeze(1))
 
 
 @pytest.mark.parametrize("first", [False, True])
 def test_channels_first_and_last_are_one_picture(first):
     space = Side(first).observation_space
-    found = features_of(space, pixels=True)
+    features = features_of(space, pixels=True)
     picture = torch.randint(256, (2, *space.shape), dtype=torch.uint8)
-    x = found(picture)
-    assert found.image == (1, 36, 36) and x.dtype == torch.uint8 and torch.equal(found.picture(x), picture)
+    x = features(picture)
+    assert features.image == (1, 36, 36) and x.dtype == torch.uint8 and torch.equal(features.picture(x), picture)
     assert torch.equal(features_of(space)(picture), scaled(x))
 
 

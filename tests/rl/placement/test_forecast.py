@@ -59,8 +59,8 @@ def test_messages_are_paid_for_by_those_who_send_them():
     assert seconds(many, slow, "learners", 2, 2) == pytest.approx(32e-3 + 2e-3 + 10 * 2e-3)
     assert seconds(many, slow, "learners", 2, 1) < seconds(many, FREE, "learners", 2, 1) + 1e-9
     dear = replace(FREE, message=Line(1.0), mean={2: Line(1.0)}, pipe=1.0)
-    found = [x for x in forecasts(ACTING, dear) if x.place.processes > 1 or x.place.placement == "fused"]
-    assert chosen(found).place == RunPlacement() and found[-1].bottleneck == "messages"
+    candidates = [x for x in forecasts(ACTING, dear) if x.place.processes > 1 or x.place.placement == "fused"]
+    assert chosen(candidates).place == RunPlacement() and candidates[-1].bottleneck == "messages"
 
 
 def test_async_hides_acting_behind_learning():
@@ -77,18 +77,20 @@ def test_the_simplest_of_those_as_fast_is_chosen():
 
 def test_places_that_are_not_possible_are_left_out():
     refused = replace(ACTING, n_envs=12, refused={"async": f"X is {HOSTED}", "server": "a replay"})
-    found = list(places(refused, replace(FREE, most=8)))
+    options = list(places(refused, replace(FREE, most=8)))
     assert (
-        RunPlacement() in found and RunPlacement("learners", 4, 4) in found and RunPlacement("learners", 2, 1) in found
+        RunPlacement() in options
+        and RunPlacement("learners", 4, 4) in options
+        and RunPlacement("learners", 2, 1) in options
     )
-    assert RunPlacement("environments", 4) in found and RunPlacement("actors", 4, 1) not in found
-    assert {p.ranks for p in found} == {1, 2, 4} and {p.placement for p in found} >= {"environments", "actors"}
-    assert not {p.placement for p in found} & {"async", "server"}
+    assert RunPlacement("environments", 4) in options and RunPlacement("actors", 4, 1) not in options
+    assert {p.ranks for p in options} == {1, 2, 4} and {p.placement for p in options} >= {"environments", "actors"}
+    assert not {p.placement for p in options} & {"async", "server"}
 
 
 def test_learners_need_batches_that_they_can_share():
-    found = places(replace(ACTING, batch=6), replace(FREE, most=8))
-    assert {p.ranks for p in found if p.placement == "learners"} == {2}
+    placements = places(replace(ACTING, batch=6), replace(FREE, most=8))
+    assert {p.ranks for p in placements if p.placement == "learners"} == {2}
 
 
 def test_lines_do_not_fall_and_do_not_begin_below_zero():
@@ -119,16 +121,18 @@ def test_other_programs_delay_several_processes_and_their_messages():
 
 
 def test_older_policies_are_chosen_only_if_they_are_worth_it():
-    found = [forecast(place, ACTING, FREE) for place in (RunPlacement("actors", 8, 8), RunPlacement("async", 8, 8))]
+    predictions = [
+        forecast(place, ACTING, FREE) for place in (RunPlacement("actors", 8, 8), RunPlacement("async", 8, 8))
+    ]
     for faster, kind in ((0.95, "actors"), (0.8, "async")):
-        moved = [replace(found[0], seconds=1.0), replace(found[1], seconds=faster)]
+        moved = [replace(predictions[0], seconds=1.0), replace(predictions[1], seconds=faster)]
         assert chosen(moved).place.placement == kind
 
 
 @pytest.mark.starts
 def test_the_stretch_of_work_is_measured():
-    found = links.stretch((1, 2), 1)
-    assert found.keys() == {1, 2} and min(found.values()) >= 1.0
+    stretches = links.stretch((1, 2), 1)
+    assert stretches.keys() == {1, 2} and min(stretches.values()) >= 1.0
 
 
 @pytest.fixture
@@ -145,20 +149,20 @@ PPO = {"n_envs": 4, "n_steps": 8, "batch_size": 16, "n_epochs": 3, "hidden": (8,
 
 def test_fragments_are_measured_and_kept(quickly):
     said = []
-    found = fragments.costs("PPO", "CartPole-v1", PPO, "eager", said.append)
+    costs = fragments.costs("PPO", "CartPole-v1", PPO, "eager", said.append)
     assert (
-        found.refused == {}
-        and found.limits == {"async": 2, "server": 2}
-        and found.pure
+        costs.refused == {}
+        and costs.limits == {"async": 2, "server": 2}
+        and costs.pure
         and "learning as one of 4" in said
     )
-    assert found.means == 3 * 2, "as many gradients as one learner computes"
-    assert fragments.costs("PPO", "CartPole-v1", PPO, "eager") == found, "not measured again"
+    assert costs.means == 3 * 2, "as many gradients as one learner computes"
+    assert fragments.costs("PPO", "CartPole-v1", PPO, "eager") == costs, "not measured again"
     placed = Placed("PPO", "CartPole-v1", "actors", 2, level="eager", **PPO)
     weights = placed.agent.program.state()["learner"]["weights"]
-    assert found.weights == weights.numel() * 4
+    assert costs.weights == weights.numel() * 4
     chunk = placed.actors[0].act(placed._policy(), placed.agent)
-    assert found.chunk(2) == pytest.approx(size_of(chunk), rel=0.5), (found.chunk, size_of(chunk))
+    assert costs.chunk(2) == pytest.approx(size_of(chunk), rel=0.5), (costs.chunk, size_of(chunk))
 
 
 @pytest.mark.parametrize(
@@ -174,9 +178,9 @@ def test_fragments_are_measured_and_kept(quickly):
                     "(n_envs 2 x n_steps 8 x 1 agents); use batch_size=16"))],
 )  # fmt: skip
 def test_placements_that_an_algorithm_cannot_have(quickly, algorithm, env, options, refused):
-    found = fragments.costs(algorithm, env, options, "eager")
-    assert found.refused == refused
-    assert min(x.seconds for x in forecasts(found, TWO)) > 0
+    costs = fragments.costs(algorithm, env, options, "eager")
+    assert costs.refused == refused
+    assert min(x.seconds for x in forecasts(costs, TWO)) > 0
 
 
 CONFIG = """
@@ -202,11 +206,11 @@ def test_the_command_ranks_explains_and_saves(quickly, tmp_path, capsys, monkeyp
     assert cli.main(["plan", "--rl", str(config), "--save", str(file)]) == 0
     said = capsys.readouterr().out
     assert "chosen: " in said and "runner-up: " in said and "not possible: server: a reason" in said
-    made = json.loads(file.read_text())
+    plan = json.loads(file.read_text())
     assert (
-        RunPlacement.load(file) == RunPlacement(**made["place"])
-        and made["place"]["ranks"] == 2
-        and len(made["predicted"]) > 8
+        RunPlacement.load(file) == RunPlacement(**plan["place"])
+        and plan["place"]["ranks"] == 2
+        and len(plan["predicted"]) > 8
     )
     words = ["plan", "--rl", str(config), "--cluster", "cpu:8x8", "--picture", str(picture)]
     assert cli.main(words) == 0

@@ -57,16 +57,16 @@ def test_returns_of_several_steps_end_with_the_episode(steps):
 def test_sequences_are_consecutive_rows_of_one_environment():
     replay = Ring(20, 3)
     memory, _ = filled(replay, 6, 5)
-    found = replay.sequences(memory, keys.make(1), 50, 8)["obs"]
-    assert found.shape == (8, 50, 2)
-    assert torch.equal(found[1:, :, 0] - found[:-1, :, 0], torch.ones(7, 50))
-    assert torch.equal(found[:, :, 1], found[:1, :, 1].expand(8, 50))
+    obs = replay.sequences(memory, keys.make(1), 50, 8)["obs"]
+    assert obs.shape == (8, 50, 2)
+    assert torch.equal(obs[1:, :, 0] - obs[:-1, :, 0], torch.ones(7, 50))
+    assert torch.equal(obs[:, :, 1], obs[:1, :, 1].expand(8, 50))
 
 
 def test_memory_is_known_beforehand():
     replay = Ring(100, 4)
-    held = replay.init(SHAPES)["rows"].values()
-    assert replay.bytes(SHAPES) == sum(x.nbytes for x in held) == 400 * (8 + 8 + 8 + 4 + 1 + 1)
+    tensors = replay.init(SHAPES)["rows"].values()
+    assert replay.bytes(SHAPES) == sum(x.nbytes for x in tensors) == 400 * (8 + 8 + 8 + 4 + 1 + 1)
 
 
 def test_what_does_not_fit():

@@ -29,9 +29,9 @@ def test_rows_are_written_in_place(level):
     assert targets.count(aten.index_put_.default) == 2 and aten.index_put.default not in targets
 
     plain = ring.init({"obs": ((3,), torch.float32), "reward": ((), torch.float32)})
-    for chunk, made in zip(chunks, sums, strict=True):
+    for chunk, total in zip(chunks, sums, strict=True):
         plain = ring.add(plain, dict(zip(("obs", "reward"), chunk, strict=True)))
-        torch.testing.assert_close(made, plain["rows"]["obs"].sum())
+        torch.testing.assert_close(total, plain["rows"]["obs"].sum())
     for name, x in plain["rows"].items():
         assert torch.equal(memory["rows"][name], x)
     assert int(memory["at"]) == int(plain["at"]) == 12 % 8

@@ -179,8 +179,8 @@ def test_titles_and_legends_of_pictures_have_room(z, tmp_path, monkeypatch):
 
 
 def test_voxels_are_shown_in_a_line():
-    told = repr(voxelize({"ball": (BALL.moved((0, 0, -0.4)), "ptfe")}, EDGES, EDGES, EDGES / 2))
-    assert told == "Voxels(20 x 20 x 20 cells, 0 to 1 x 0 to 1 x 0 to 0.5 m; ball: eps_r 2.1, 0 S/m)"
+    text = repr(voxelize({"ball": (BALL.moved((0, 0, -0.4)), "ptfe")}, EDGES, EDGES, EDGES / 2))
+    assert text == "Voxels(20 x 20 x 20 cells, 0 to 1 x 0 to 1 x 0 to 0.5 m; ball: eps_r 2.1, 0 S/m)"
     assert repr(box((0, 0, 0), (1, 2, 3)) | BALL) == "Combined((0.0, 0.0, 0.0) to (1.0, 2.0, 3.0) m)"
 
 

@@ -39,7 +39,7 @@ def discrete_frequency(grid, dt, modes):
 
 
 def measured_frequency(simulation, name, modes, steps=400):
-    """Of a mode that is excited alone: its discrete shape as a prescribed start, then free oscillation.
+    """The frequency of a mode that is excited alone: its discrete shape as a prescribed start, then free oscillation.
 
     A sinusoid obeys x(n + 1) + x(n - 1) = 2 cos(w dt) x(n).
     """
@@ -52,8 +52,8 @@ def measured_frequency(simulation, name, modes, steps=400):
         own = axis == "xyz".index(name[1])
         wave = torch.cos(m * math.pi * (places + 0.5) / (n - 1)) if own else torch.sin(m * math.pi * places / (n - 1))
         shape = shape * wave.reshape(along)
-    found = simulation.prepare(1.0, steps, None, 1.0, None, (), None)[0]
-    state = found.state()
+    problem = simulation.prepare(1.0, steps, None, 1.0, None, (), None)[0]
+    state = problem.state()
     state[grid.component(name)].copy_((shape.unsqueeze(1) if grid.flat else shape)[None])
     start = replace(simulation.run(1.0, 1), state=state, steps=0)
     x = simulation.run(1.0, steps, after=start)["x"].flatten()
@@ -113,7 +113,7 @@ def driven(source):
     return Simulation(GRID, sources=[source]).run(1.0, 2)
 
 
-@pytest.mark.parametrize("make, told", [
+@pytest.mark.parametrize("make, message", [
     (lambda: Simulation(GRID, dt=-1e-9), "dt: a positive number"),
     (lambda: Simulation(GRID, dt=math.nan), "dt: a positive number"),
     (lambda: Simulation(GRID, courant=-0.9), "courant is -0.9"),
@@ -141,12 +141,12 @@ def driven(source):
     (lambda: driven(Current("Ez", (5, 5), lambda t: t, shot=-1)), "shot: a number from 0, not -1"),
     (lambda: driven(PlaneWave([(3, 7), (3, 7)], "+x", "Ez", lambda t: t / 0)), "plane wave: a waveform that is inf"),
 ])  # fmt: skip
-def test_numbers_that_mean_nothing_are_errors(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_numbers_that_mean_nothing_are_errors(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
-@pytest.mark.parametrize("given, told", [
+@pytest.mark.parametrize("options, message", [
     ({"pec": {"ez": torch.ones(11, 11)}}, "pec is given for 'ez'; a grid in mode TM has Ez"),
     ({"pec": {"Ez": torch.ones(1, 11)}}, r"pec of Ez has shape \(1, 11\); nodes have \(11, 11\)"),
     ({"eps_r": {"Ez": torch.ones(11, 11), "Ex": torch.ones(11, 11)}}, "eps_r is given for 'Ex'"),
@@ -154,16 +154,16 @@ def test_numbers_that_mean_nothing_are_errors(make, told):
     ({"poles": [drude(1e9, 1e8, torch.ones(10, dtype=torch.bool))]}, r"where of a pole has shape \(10,\)"),
     ({"steps": 0}, "steps: at least 1, not 0"),
 ])  # fmt: skip
-def test_materials_fit_the_grid(given, told):
+def test_materials_fit_the_grid(options, message):
     for function in (Simulation(GRID).run, Simulation(GRID).adjoint_memory):
-        with pytest.raises(ValueError, match=told):
-            function(**{"steps": 2, **given})
+        with pytest.raises(ValueError, match=message):
+            function(**{"steps": 2, **options})
 
 
 def test_options_without_effect_are_errors():
-    for given in ({"halo": 3}, {"slabs": (5, 6)}):
+    for options in ({"halo": 3}, {"slabs": (5, 6)}):
         with pytest.raises(ValueError, match="options of a group, which is missing"):
-            Simulation(GRID, **given)
+            Simulation(GRID, **options)
     with pytest.raises(TypeError, match="sigmma"):
         Simulation(GRID).adjoint_memory(1.0, 2, sigmma=3.0)
 
@@ -171,12 +171,12 @@ def test_options_without_effect_are_errors():
 def test_a_run_goes_on_only_after_one_of_its_kind():
     simulation = Simulation(Grid((10, 10), 0.01), CPML(2))
     first, shot = simulation.run(1.0, 5), Current("Ez", (5, 5), lambda t: t, shot=1)
-    for other, told in ((replace(simulation, dt=0.5 * simulation.dt), "dt = "),
-                         (replace(simulation, grid=Grid((12, 10), 0.01)), r"fields of shape \(1, 11, 1, 11\)"),
-                         (replace(simulation, cpml=CPML(3)), "absorbing layers of shape"),
-                         (replace(simulation, sources=[shot]), r"this one has \(2, 11, 1, 11\)"),
-                         (replace(simulation, dtype=torch.float64), "this one has .* torch.float64")):  # fmt: skip
-        with pytest.raises(ValueError, match=f"after: a run with .*{told}"):
+    for other, message in ((replace(simulation, dt=0.5 * simulation.dt), "dt = "),
+                           (replace(simulation, grid=Grid((12, 10), 0.01)), r"fields of shape \(1, 11, 1, 11\)"),
+                           (replace(simulation, cpml=CPML(3)), "absorbing layers of shape"),
+                           (replace(simulation, sources=[shot]), r"this one has \(2, 11, 1, 11\)"),
+                           (replace(simulation, dtype=torch.float64), "this one has .* torch.float64")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"after: a run with .*{message}"):
             other.run(1.0, 5, after=first)
     with pytest.raises(ValueError, match="after: a run with 0 poles; this one has 1"):
         simulation.run(1.0, 5, poles=[drude(1e9, 1e8)], after=first)
@@ -187,9 +187,9 @@ def test_amplitudes_over_a_region():
     amplitude, probe = torch.rand(2, 3, dtype=torch.float64), Probe("x", "Ez", [(7, 7)])
     whole = Current("Ez", (slice(3, 5), slice(2, 5)), torch.sin, amplitude)
     parts = [Current("Ez", (3 + i, 2 + j), torch.sin, float(amplitude[i, j])) for i in range(2) for j in range(3)]
-    found = [Simulation(GRID, sources=x, monitors=[probe], dtype=torch.float64).run(1.0, 30)["x"]
-             for x in ([whole], parts)]  # fmt: skip
-    assert torch.equal(*found) and found[0].abs().max() > 0
+    traces = [Simulation(GRID, sources=x, monitors=[probe], dtype=torch.float64).run(1.0, 30)["x"]
+              for x in ([whole], parts)]  # fmt: skip
+    assert torch.equal(*traces) and traces[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("mode", ["TM", "TE", "3D"])

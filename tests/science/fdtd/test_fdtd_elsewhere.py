@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.starts, pytest.mark.filterwarnings("ignore:.*")]
 @pytest.mark.parametrize("mode", ["TM", "3D"])
 def test_sources_of_each_kind_are_added_as_the_reference_adds_them(mode):
     """From rest, a source of H alone and sources of E alone make all that there is after a step."""
-    simulation, given, _ = case(mode)
+    simulation, medium, _ = case(mode)
     for electric in (False, True):
         own = [x for x in simulation.sources if x.component.startswith("E") == electric]
         problem, waves, *_ = replace(simulation, sources=own, monitors=[]).prepare(
-            given["eps_r"].detach(), 40, given["sigma"].detach(), 1.0, None, (), None
+            medium["eps_r"].detach(), 40, medium["sigma"].detach(), 1.0, None, (), None
         )
         waves = waves.detach()
         wanted, state = Reference(problem).step(problem.state(), waves[7]), problem.state()
@@ -35,12 +35,12 @@ def test_sources_of_each_kind_are_added_as_the_reference_adds_them(mode):
 
 
 def test_a_hard_source_replaces_what_there_is_and_a_soft_one_adds_to_it():
-    simulation, given, _ = case("TM")
+    simulation, medium, _ = case("TM")
     (hard,) = (x for x in simulation.sources if x.hard)
-    kept = []
+    changes = []
     for one in (hard, replace(hard, hard=False)):
         problem, waves, *_ = replace(simulation, sources=[one], monitors=[]).prepare(
-            given["eps_r"].detach(), 40, None, 1.0, None, (), None
+            medium["eps_r"].detach(), 40, None, 1.0, None, (), None
         )
         rest, risen = problem.state(), problem.state()
         for x in risen[:3]:
@@ -49,5 +49,5 @@ def test_a_hard_source_replaces_what_there_is_and_a_soft_one_adds_to_it():
             Sources(problem).add(state, True, waves[int(waves.abs().argmax())])
         (field,) = (i for i in range(3) if rest[i].any())
         at = rest[field] != 0
-        kept.append((risen[field] - rest[field])[at].tolist())
-    assert kept == [[0.0], [pytest.approx(3.0)]]
+        changes.append((risen[field] - rest[field])[at].tolist())
+    assert changes == [[0.0], [pytest.approx(3.0)]]

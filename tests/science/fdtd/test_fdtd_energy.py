@@ -18,16 +18,16 @@ pytestmark = [
 GRIDS = {"TM": Grid((24, 20), (0.01, 0.012)), "TE": Grid((24, 20), (0.01, 0.012), "TE"), "3D": Grid((13, 12, 11), 0.01)}
 
 
-def energies(mode: str, steps: int = 500, every: int = 1, cpml: CPML | None = None, **given) -> torch.Tensor:
+def energies(mode: str, steps: int = 500, every: int = 1, cpml: CPML | None = None, **options) -> torch.Tensor:
     """After a pulse from a current, which leaves no charges and ends before the first of these, in joules."""
     grid = GRIDS[mode]
     simulation = Simulation(grid, cpml, [Current("Ey" if mode == "TE" else "Ez", tuple(n // 3 for n in grid.shape),
                             pulse(2.5e9, 1.5e9))], [Energy("W", every)], dtype=torch.float64)  # fmt: skip
     torch.manual_seed(0)
     eps, mu = 1 + torch.rand(grid.shape, dtype=torch.float64), 1 + torch.rand(grid.shape, dtype=torch.float64)
-    found = simulation.run(eps, steps, mu_r=mu, **given)["W"]
-    assert len(found) == -(-steps // every) and found[0] == 0
-    return found[int(2.6e-9 / simulation.dt) // every :]
+    energy = simulation.run(eps, steps, mu_r=mu, **options)["W"]
+    assert len(energy) == -(-steps // every) and energy[0] == 0
+    return energy[int(2.6e-9 / simulation.dt) // every :]
 
 
 @pytest.mark.parametrize("mode", ["TM", "TE", "3D"])

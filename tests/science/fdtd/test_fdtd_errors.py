@@ -35,7 +35,7 @@ GRID, WAVE = Grid((40, 40), 0.01), gaussian_up_to(1e9)
 SOURCE, F = Current("Ez", (20, 20), WAVE), torch.tensor([5e8, 1e9])
 
 
-@pytest.mark.parametrize("make, told", [
+@pytest.mark.parametrize("make, message", [
     (lambda: Simulation((40, 40)), r"grid: a Grid, .* not \(40, 40\)"),
     (lambda: Simulation(GRID, 10), "cpml: a CPML, such as"),
     (lambda: Simulation(GRID, sources=SOURCE), r"sources: a list of them, not Current\(component='Ez'"),
@@ -97,8 +97,8 @@ SOURCE, F = Current("Ez", (20, 20), WAVE), torch.tensor([5e8, 1e9])
     (lambda: Simulation(GRID, monitors=[Spectrum("s", "Ez", (5, 5), [1e12])]).run(1.0, 2),
      r"monitor s: 1e\+12 Hz is above the Nyquist frequency of the time step, 2.355\d*e\+10 Hz"),
 ])  # fmt: skip
-def test_arguments(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -116,16 +116,16 @@ def test_monitors_that_a_run_is_too_short_for_are_told(monitor):
         Simulation(GRID, monitors=[monitor]).run(1.0, 8)
 
 
-@pytest.mark.parametrize("box, told", [
+@pytest.mark.parametrize("box, message", [
     ((8, 28), "along x: between 8 and 32, where absorbing layers begin, not from 8 to 28"),
     ((12, 32), "along x: between 8 and 32"),
     ((15, 28), "along x, 15 to 28, must enclose the box of the plane wave, 15 to 25"),
     ((18, 22), "must enclose the box"),
 ])  # fmt: skip
-def test_surfaces_of_far_fields_see_the_scattered_field(box, told):
+def test_surfaces_of_far_fields_see_the_scattered_field(box, message):
     wave = PlaneWave([(15, 25)] * 2, "+x", "Ez", WAVE)
     Simulation(GRID, CPML(8), [wave], surface(((12, 28),) * 2, F))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Simulation(GRID, CPML(8), [wave], surface((box, (12, 28)), F))
     with pytest.raises(ValueError, match=r"first, last. node, from 1 on, for each of two axes"):
         surface(((12, 8), (12, 28)), F)
@@ -178,10 +178,10 @@ def test_coarse_cells_are_told():
 @pytest.mark.starts
 def test_coarse_cells_are_told_once():
     simulation = Simulation(GRID, sources=[SOURCE])
-    with pytest.warns(UserWarning, match="cells per wavelength") as found:
+    with pytest.warns(UserWarning, match="cells per wavelength") as caught:
         for eps in (100.0, 110.0):
             simulation.run(eps, 2)
-    assert len(found) == 1
+    assert len(caught) == 1
 
 
 @pytest.mark.starts
@@ -216,9 +216,9 @@ def test_plasma_frequencies_may_differ_by_cell():
 @pytest.mark.filterwarnings("ignore:monitor .*nothing arrives")
 def test_results_are_shown_in_a_line():
     monitors = [Probe("p", "Ez", [(1, 1)]), Snapshots("s", "Ez", (slice(0, 3), 2))]
-    told = repr(Simulation(GRID, sources=[SOURCE], monitors=monitors).run(1.0, 20))
-    assert told.startswith("Result(values={p: float32 (20, 1) from 0 to 0, s: float32 (20, 3) from 0 to 0}, ")
-    assert "grid=Grid(shape=(40, 40), " in told and "dt=2.12" in told and "steps=20" in told and "\n" not in told
+    text = repr(Simulation(GRID, sources=[SOURCE], monitors=monitors).run(1.0, 20))
+    assert text.startswith("Result(values={p: float32 (20, 1) from 0 to 0, s: float32 (20, 3) from 0 to 0}, ")
+    assert "grid=Grid(shape=(40, 40), " in text and "dt=2.12" in text and "steps=20" in text and "\n" not in text
 
 
 def said(simulation, *run, **options):

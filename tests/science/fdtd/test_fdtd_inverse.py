@@ -13,8 +13,8 @@ pytestmark = pytest.mark.starts
 def test_first_loss():
     simulation = inverse.scene()
     labels = simulation.run(inverse.truth(), inverse.STEPS)["received"]
-    found = simulation.run(inverse.permittivity(torch.zeros(40, 40)), inverse.STEPS)["received"]
-    loss = float((found - labels).double().square().sum())
+    received = simulation.run(inverse.permittivity(torch.zeros(40, 40)), inverse.STEPS)["received"]
+    loss = float((received - labels).double().square().sum())
     assert loss == pytest.approx(0.2114370, rel=1e-6)  # with labels of our own
     assert loss == pytest.approx(0.2114364, rel=4e-6)  # MindElec, whose published labels differ by 7e-6 of their peak
 

@@ -35,12 +35,12 @@ def test_schedules():
 def test_predicted_memory_is_what_is_allocated():
     """Bytes of the tensors of checkpoints, history, states and gradients at the peak, within 5 %."""
     eps = torch.ones(24, 22, 20, requires_grad=True)
-    for given in ({"checkpoints": 10}, {"checkpoints": 1}):
-        made = simulation()
-        made.run(eps, 2)["x"].sum().backward()
-        predicted = made.adjoint_memory(eps, 100, **given)
+    for options in ({"checkpoints": 10}, {"checkpoints": 1}):
+        scene = simulation()
+        scene.run(eps, 2)["x"].sum().backward()
+        predicted = scene.adjoint_memory(eps, 100, **options)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            made.run(eps, 100, **given)["x"].square().sum().backward()
+            scene.run(eps, 100, **options)["x"].square().sum().backward()
         now = most = 0
         for event in sorted((x for x in profile.profiler.kineto_results.events() if x.name() == "[memory]"),
                             key=lambda x: x.start_ns()):  # fmt: skip

@@ -16,8 +16,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("given", [{}, {"checkpoints": 1}, {"checkpoints": 4}], ids=["no gradient", "stored", "again"])
-def test_pieces_change_nothing(given, monkeypatch):
+@pytest.mark.parametrize(
+    "options", [{}, {"checkpoints": 1}, {"checkpoints": 4}], ids=["no gradient", "stored", "again"]
+)
+def test_pieces_change_nothing(options, monkeypatch):
     grid = Grid((30, 24), 0.01)
     monitors = [
         Probe("x", "Ez", [(20, 12), (8, 8)]),
@@ -29,19 +31,19 @@ def test_pieces_change_nothing(given, monkeypatch):
     poles = [drude(1e10, 1e9, torch.arange(30)[:, None].expand(30, 24) > 16)]
 
     def run():
-        eps = torch.full(grid.shape, 1.5, requires_grad=bool(given))
-        result = simulation.run(eps, 90, poles=poles, **given)
-        if given:
+        eps = torch.full(grid.shape, 1.5, requires_grad=bool(options))
+        result = simulation.run(eps, 90, poles=poles, **options)
+        if options:
             (result["x"].square().sum() + result["f"].abs().square().sum() * 1e18).backward()
         return [result[x.name].detach() for x in monitors], eps.grad
 
     expected, gradient = run()
     monkeypatch.setattr(pieces, "PIECE", 7 * 31 * 25)
     monkeypatch.setattr(pieces, "LONG", 0)
-    told: list[str] = []
-    with told_by(told.append):
-        found, again = run()
-    assert all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
-    assert "FDTD: 7 of 90" in told and "FDTD: 90 of 90" in told
-    if given:
-        assert torch.equal(gradient, again) and "FDTD, gradient: 90 of 90" in told
+    lines: list[str] = []
+    with told_by(lines.append):
+        values, again = run()
+    assert all(torch.equal(x, y) for x, y in zip(expected, values, strict=True))
+    assert "FDTD: 7 of 90" in lines and "FDTD: 90 of 90" in lines
+    if options:
+        assert torch.equal(gradient, again) and "FDTD, gradient: 90 of 90" in lines

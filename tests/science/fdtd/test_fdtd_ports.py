@@ -26,8 +26,8 @@ def recorded(steps: int, scale: float = 1.0) -> Result:
 
 def test_a_simulation_takes_lines_as_monitors():
     assert Simulation(GRID, monitors=[LINE]).monitors == LINE.parts
-    found = Simulation(GRID, monitors=[LINE]).run(1.0, 2)
-    assert [x.shape for x in LINE.voltage_and_current(found)] == [(2,), (2,)]
+    result = Simulation(GRID, monitors=[LINE]).run(1.0, 2)
+    assert [x.shape for x in LINE.voltage_and_current(result)] == [(2,), (2,)]
 
 
 def test_s_parameters_of_a_run_that_has_decayed():
@@ -41,14 +41,14 @@ def test_a_run_that_ends_too_early_is_told():
         s_parameters([LINE], recorded(600, 0.0), torch.tensor([1e9]))
 
 
-@pytest.mark.parametrize("frequency, told", [
+@pytest.mark.parametrize("frequency, message", [
     (500e9, r"line in: its wave at 5e\+11 Hz is below 0.0001 of its peak; the source reaches from 0 to 3"),
     (1e12, r"half the rate of the steps, 8.333e\+11 Hz, not 1e\+12 Hz"),
     (-1e9, "frequencies: from 0"),
     (float("nan"), "not nan Hz"),
 ])  # fmt: skip
-def test_frequencies_that_the_run_does_not_hold(frequency, told):
-    with pytest.raises(ValueError, match=told):
+def test_frequencies_that_the_run_does_not_hold(frequency, message):
+    with pytest.raises(ValueError, match=message):
         s_parameters([LINE], recorded(600), torch.tensor([frequency]))
 
 
@@ -56,8 +56,8 @@ def test_the_first_line_may_be_silent_in_other_shots():
     """Each port is driven in a shot of its own, and each S-parameter is read from that of its line."""
     driven, silent = recorded(600), recorded(600, 1e-7)
     both = {name: torch.stack([driven[name], silent[name]]) for name in driven.values}
-    found = s_parameters([LINE], Result(both, [], GRID, DT), torch.tensor([1e9]))
-    assert torch.equal(found[:, 0], s_parameters([LINE], driven, torch.tensor([1e9])))
+    scattering = s_parameters([LINE], Result(both, [], GRID, DT), torch.tensor([1e9]))
+    assert torch.equal(scattering[:, 0], s_parameters([LINE], driven, torch.tensor([1e9])))
     with pytest.raises(ValueError, match=r"its wave at 5e\+11 Hz"):
         s_parameters([LINE], Result(both, [], GRID, DT), torch.tensor([500e9]))
 
@@ -68,7 +68,7 @@ def test_the_end_of_a_run_alone_has_no_s_parameters():
         s_parameters([LINE], end, torch.tensor([1e9]))
 
 
-@pytest.mark.parametrize("given, told", [
+@pytest.mark.parametrize("options, message", [
     ({"along": "z"}, "two of the axes x, y and z, not along 'z' and height 'z'"),
     ({"height": "Z"}, "two of the axes"),
     ({"strip": (20, 14)}, "from its first node, at least 1, to its last one, not 20 to 14"),
@@ -79,10 +79,10 @@ def test_the_end_of_a_run_alone_has_no_s_parameters():
     ({"place": 2.5}, "places are numbers of nodes"),
     ({"sign": 0}, "a sign of 1 or -1, not 30 and 0"),
 ])  # fmt: skip
-def test_lines_that_enclose_nothing(given, told):
+def test_lines_that_enclose_nothing(options, message):
     usual = {"along": "y", "height": "z", "strip": (14, 20), "place": 30, "ground": 0, "top": 3}
-    with pytest.raises(ValueError, match=f"line in: .*{told}"):
-        LinePlane("in", **{**usual, **given})
+    with pytest.raises(ValueError, match=f"line in: .*{message}"):
+        LinePlane("in", **{**usual, **options})
 
 
 def test_other_arguments():

@@ -20,13 +20,13 @@ STEPS = 12
 
 
 def drawn(seed: int, mode: str):
-    rng, made = random.Random(f"{mode} {seed}"), torch.Generator().manual_seed(seed)
+    rng, generator = random.Random(f"{mode} {seed}"), torch.Generator().manual_seed(seed)
     shape = tuple(rng.choice((3, 5, 9, 17, 33, 40)) for _ in range(3 if mode == "3D" else 2))
     grid = Grid(shape, 0.01, mode)
     thick = tuple((rng.randint(0, n // 2), rng.randint(0, n // 2 - 1)) for n in shape)
 
     def uniform(*sizes):
-        return torch.rand(sizes, generator=made, dtype=torch.float64)
+        return torch.rand(sizes, generator=generator, dtype=torch.float64)
 
     def where():
         return tuple(rng.randrange(n + 1) for n in shape)
@@ -47,35 +47,35 @@ def drawn(seed: int, mode: str):
     if rng.random() < 0.6:
         low = [rng.randrange(n) for n in shape]
         design = tuple(slice(a, rng.randint(a + 1, n)) for a, n in zip(low, shape, strict=True))
-    given, wanted = {}, list(waves)
-    given["eps_r"] = 1.0 if rng.random() < 0.3 else (1 + uniform(*shape)).requires_grad_()
+    medium, wanted = {}, list(waves)
+    medium["eps_r"] = 1.0 if rng.random() < 0.3 else (1 + uniform(*shape)).requires_grad_()
     if rng.random() < 0.5:
-        given["sigma"] = (0.1 * uniform(*shape)).requires_grad_()
-    wanted += [x for x in given.values() if isinstance(x, torch.Tensor)]
+        medium["sigma"] = (0.1 * uniform(*shape)).requires_grad_()
+    wanted += [x for x in medium.values() if isinstance(x, torch.Tensor)]
     if rng.random() < 0.4:
         low = [rng.randrange(n) for n in shape]
         box = tuple(slice(a, rng.randint(a + 1, n)) for a, n in zip(low, shape, strict=True))
         mask = torch.zeros(shape, dtype=torch.bool)
         mask[box] = True
-        given["poles"] = [Pole(torch.as_tensor(1e20), 1e10, 1e9, mask)]
-    made_of = Simulation(grid, CPML(thick, alpha=0.01), sources, monitors, design=design, dtype=torch.float64)
-    return made_of, given, wanted
+        medium["poles"] = [Pole(torch.as_tensor(1e20), 1e10, 1e9, mask)]
+    simulation = Simulation(grid, CPML(thick, alpha=0.01), sources, monitors, design=design, dtype=torch.float64)
+    return simulation, medium, wanted
 
 
 @pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
 @pytest.mark.parametrize("seed", range(8))
 def test_any_simulation_is_that_of_the_reference(mode, seed):
-    simulation, given, wanted = drawn(seed, mode)
-    found, expected = simulation.run(**given, steps=STEPS), by_reference(simulation, given, STEPS)
+    simulation, medium, wanted = drawn(seed, mode)
+    result, expected = simulation.run(**medium, steps=STEPS), by_reference(simulation, medium, STEPS)
     losses = []
-    for values in (found, expected):
+    for values in (result, expected):
         weights, total = torch.Generator().manual_seed(1), 0
         for name, x in expected.items():
             y = torch.view_as_real(values[name]) * 1e9 if x.is_complex() else values[name]
             total = total + (y * torch.randn(y.shape, generator=weights, dtype=y.dtype)).sum()
         losses.append(total)
     for name, x in expected.items():
-        torch.testing.assert_close(found[name], x, rtol=1e-10, atol=1e-12 * float(x.detach().abs().max()))
+        torch.testing.assert_close(result[name], x, rtol=1e-10, atol=1e-12 * float(x.detach().abs().max()))
     if not losses[1].requires_grad:
         return
     ours = torch.autograd.grad(losses[0], wanted, allow_unused=True)

@@ -58,9 +58,9 @@ def cylinder_error(radius: int) -> float:
     times = torch.arange(1, steps + 1, dtype=torch.float64) * simulation.dt
     incident = (wave(times) * torch.exp(-2j * math.pi * frequencies[:, None] * times)).sum(-1) * simulation.dt
     angles = torch.linspace(0, 2 * math.pi, 73, dtype=torch.float64)
-    found = scattering_width(around, result, frequencies, angles, incident).numpy()
+    width = scattering_width(around, result, frequencies, angles, incident).numpy()
     exact = np.stack([cylinder(ka, 4.0, angles.numpy()) for ka in (1, 2)])
-    return float((np.abs(found - exact).max(1) / exact.max(1)).max())
+    return float((np.abs(width - exact).max(1) / exact.max(1)).max())
 
 
 def test_a_dielectric_cylinder_scatters_as_mie_says():
@@ -93,32 +93,32 @@ def test_reflection_of_a_dispersive_slab(pole):
     frequencies = torch.linspace(0.5e9, 4e9, 30, dtype=torch.float64)
     times = torch.arange(1, steps + 1, dtype=torch.float64) * simulation.dt
     factors = torch.exp(-2j * math.pi * frequencies[:, None] * times)
-    found = ((factors @ back.to(torch.complex128)) / (factors @ incident.to(torch.complex128))).abs()
+    reflection = ((factors @ back.to(torch.complex128)) / (factors @ incident.to(torch.complex128))).abs()
     index = torch.sqrt(1 + pole.susceptibility(frequencies))
     index = torch.where(index.imag > 0, -index, index)
     r = (1 - index) / (1 + index)
     round_trip = torch.exp(-4j * math.pi * frequencies / C0 * index * (last - first) * delta)
     exact = (r * (1 - round_trip) / (1 - r**2 * round_trip)).abs()
-    assert float((found - exact).abs().max()) < 0.02
+    assert float((reflection - exact).abs().max()) < 0.02
 
 
 def test_absorbing_layers_reflect_below_60_db():
     """Against the same source in a grid so large that no wave returns."""
-    found = []
+    traces = []
     for n, layers in ((50, CPML(10)), (290, None)):
         middle = n // 2
         simulation = Simulation(Grid((n, n), 0.01), layers, [Current("Ez", (middle, middle), gaussian_up_to(2e9))],
                                 [Probe("x", "Ez", [(middle + 13, middle), (middle + 13, middle + 13)])],
                                 dtype=torch.float64)  # fmt: skip
-        found.append(simulation.run(1.0, 330)["x"])
-    worst = (found[0] - found[1]).abs().amax(0) / found[1].abs().amax(0)
+        traces.append(simulation.run(1.0, 330)["x"])
+    worst = (traces[0] - traces[1]).abs().amax(0) / traces[1].abs().amax(0)
     assert 20 * math.log10(float(worst.max())) < -60
 
 
 @pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
 @pytest.mark.parametrize("along", ["+x", "-x", "+y", "-y"])
 def test_nothing_leaks_out_of_the_total_field(mode, along):
-    """Of a wave of 1 V/m in an empty grid."""
+    """The wave has 1 V/m, and the grid is empty."""
     shape = (40, 36) if mode != "3D" else (30, 28, 24)
     grid = Grid(shape, (0.01, 0.012) if mode != "3D" else (0.01, 0.012, 0.011), mode)
     polarization = "Ez" if mode != "TE" else "Ey" if along[1] == "x" else "Ex"
@@ -141,7 +141,7 @@ def test_a_plane_wave_goes_on_in_a_later_run():
     assert float(rest[:, 1].abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("box, given, told", [
+@pytest.mark.parametrize("box, medium, message", [
     (((-1, 100), (-1, 30)), {}, "box along x: nodes from 1 to 59, first below last, not -1 to 100"),
     (((65, 80), (-1, 30)), {}, "box along x"),
     (((40, 20), (-1, 30)), {}, "box along x"),
@@ -154,11 +154,11 @@ def test_a_plane_wave_goes_on_in_a_later_run():
     (((20, 40), (-1, 30)), {"poles": [drude(1e10, 1e9)]}, "passes through a dispersive medium"),
     (((20, 40), (-1, 30)), {"pec": torch.arange(60)[:, None].expand(60, 20) > 35}, "passes through a conductor"),
 ])  # fmt: skip
-def test_boxes_lie_in_vacuum(box, given, told):
+def test_boxes_lie_in_vacuum(box, medium, message):
     grid = Grid((60, 20), 0.01, "TE")
     simulation = Simulation(grid, CPML((8, 0)), [PlaneWave(box, "+x", "Ey", gaussian_up_to(2e9))])
-    with pytest.raises(ValueError, match=told):
-        simulation.run(**given, steps=10)
+    with pytest.raises(ValueError, match=message):
+        simulation.run(**medium, steps=10)
 
 
 def test_a_box_across_the_polarization_is_closed():

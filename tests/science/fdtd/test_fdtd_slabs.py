@@ -45,14 +45,14 @@ def grouped(ranks: int):
 
 def answers(mode: str, dtype: torch.dtype, checkpoints: int, **sharing) -> list[torch.Tensor]:
     """Results, then gradients of eps_r, sigma, the strength of a pole and a waveform."""
-    simulation, given, wanted = case(mode, dtype)
+    simulation, medium, wanted = case(mode, dtype)
     simulation = replace(simulation, **sharing)
-    found = simulation.run(**given, steps=40, checkpoints=checkpoints)
+    result = simulation.run(**medium, steps=40, checkpoints=checkpoints)
     draw, loss = torch.Generator().manual_seed(1), torch.zeros(())
     for name in ("points", "pictures", "spectrum"):
-        x = torch.view_as_real(found[name]) * 1e9 if found[name].is_complex() else found[name]
+        x = torch.view_as_real(result[name]) * 1e9 if result[name].is_complex() else result[name]
         loss = loss + (x * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum()
-    results = [found[name].detach() for name in ("points", "pictures", "spectrum")]
+    results = [result[name].detach() for name in ("points", "pictures", "spectrum")]
     return [*results, *torch.autograd.grad(loss, wanted)]
 
 
@@ -68,8 +68,8 @@ def among(ranks: int, mode: str, dtype: torch.dtype, checkpoints: int, halo: int
 def test_processes_have_the_bits_of_one(pool, ranks, mode, dtype, checkpoints, halo, slabs):
     pool.run(start)
     expected = answers(mode, dtype, checkpoints)
-    for found in pool.run(among, ranks, mode, dtype, checkpoints, halo, slabs):
-        for ours, theirs in zip(found, expected, strict=True):
+    for tensors in pool.run(among, ranks, mode, dtype, checkpoints, halo, slabs):
+        for ours, theirs in zip(tensors, expected, strict=True):
             assert torch.equal(ours, theirs) and theirs.abs().max() > 0
 
 
@@ -99,31 +99,31 @@ def test_a_plane_wave_crosses_slabs(pool):
     pool.run(start)
     expected = scattered()
     for ranks in (2, 4):
-        for found in pool.run(scattered_among, ranks):
-            for x, y in zip(found, expected, strict=True):
+        for tensors in pool.run(scattered_among, ranks):
+            for x, y in zip(tensors, expected, strict=True):
                 torch.testing.assert_close(x, y, rtol=0 if x.dtype == torch.float32 else 1e-13, atol=0)
                 assert y.abs().max() > 0
 
 
 def errors() -> list[str]:
-    found, grid = [], Grid((20, 8), 0.01)
+    messages, grid = [], Grid((20, 8), 0.01)
     for asked in ({"halo": 6}, {"slabs": (2, 7, 6, 6)}, {"halo": 0}):
         with pytest.raises(ValueError) as error:
             Simulation(grid, group=dist.group.WORLD, **asked).run(1.0, 4)
-        found.append(str(error.value))
+        messages.append(str(error.value))
     probe = Simulation(grid, monitors=[Probe("x", "Ez", [(9, 4)])], group=dist.group.WORLD)
     with pytest.raises(ValueError) as error:
         probe.run(torch.ones(grid.shape, requires_grad=True), 4, memory=100)
-    return [*found, str(error.value)]
+    return [*messages, str(error.value)]
 
 
 def test_errors_are_those_of_all_processes(pool):
     pool.run(start)
-    for found in pool.run(errors):
-        assert "21 planes are too few for 4 slabs with halos of 6: use at most 3 processes" in found[0]
-        assert "4 numbers of planes, each at least the 4 of a halo, whose sum is 21" in found[1]
-        assert "halo: at least one plane, not 0" in found[2]
-        assert "needs at least" in found[3]
+    for messages in pool.run(errors):
+        assert "21 planes are too few for 4 slabs with halos of 6: use at most 3 processes" in messages[0]
+        assert "4 numbers of planes, each at least the 4 of a halo, whose sum is 21" in messages[1]
+        assert "halo: at least one plane, not 0" in messages[2]
+        assert "needs at least" in messages[3]
 
 
 def test_widths_even_out_what_is_computed():
@@ -145,10 +145,10 @@ def counted(ranks: int, mode: str) -> tuple[int, int]:
 @pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
 def test_predicted_bytes_are_those_sent(pool, ranks, mode):
     pool.run(start)
-    found = pool.run(counted, ranks, mode)[:ranks]
+    counts = pool.run(counted, ranks, mode)[:ranks]
     prediction = predict(GRIDS[mode], 10, ranks, cluster=Cluster.parse("cpu:4"), cpml=CPML(3), halo=3)
-    assert [10 * x for x in prediction.sent] == pytest.approx([sent for _, sent in found], rel=1e-12)
-    assert 10 * prediction.messages == pytest.approx(max(messages for messages, _ in found), rel=1e-12)
+    assert [10 * x for x in prediction.sent] == pytest.approx([sent for _, sent in counts], rel=1e-12)
+    assert 10 * prediction.messages == pytest.approx(max(messages for messages, _ in counts), rel=1e-12)
 
 
 def test_splitting_pays_for_large_grids():
@@ -160,19 +160,19 @@ def test_splitting_pays_for_large_grids():
     assert sum(large.slabs) == 401 and large.slabs[0] > large.slabs[1]
     one = predict(Grid((400, 200, 200), 0.01), 1000, 1, cluster=cluster, rate=2e8, cpml=CPML(10))
     assert one.seconds == one.alone and one.memory > 1.5 * large.memory
-    for devices, steps, given, told in ((5, 10, {}, "devices: from 1 to the 4"), (2, -10, {}, "steps: at least 1"),
-                                        (2, 10, {"slabs": (1, 2)}, "whose sum is 41, not .1, 2."),
-                                        (2, 10, {"halo": 0}, "halo: at least one plane")):  # fmt: skip
-        with pytest.raises(ValueError, match=told):
-            predict(Grid((40, 20), 0.01), steps, devices, cluster=cluster, **given)
+    for devices, steps, options, message in ((5, 10, {}, "devices: from 1 to the 4"), (2, -10, {}, "steps: at least 1"),
+                                             (2, 10, {"slabs": (1, 2)}, "whose sum is 41, not .1, 2."),
+                                             (2, 10, {"halo": 0}, "halo: at least one plane")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            predict(Grid((40, 20), 0.01), steps, devices, cluster=cluster, **options)
 
 
 def warned() -> list[str]:
     source = Current("Ez", (6, 6), gaussian_up_to(20e9))
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Simulation(Grid((12, 12), 0.01), sources=[source], group=grouped(2)).run(1.0, 2)
-    return [str(x.message) for x in found]
+    return [str(x.message) for x in caught]
 
 
 def test_the_first_process_of_a_group_warns(pool):

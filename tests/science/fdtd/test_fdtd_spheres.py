@@ -18,9 +18,9 @@ from tutti.science.em.fdtd.observation.farfield3d import amplitude, cross_sectio
 
 def test_series_of_the_literature():
     """C. Bohren and D. Huffman, appendix A: Q_ext 3.10543, Q_back 2.92534."""
-    found = sphere(2 * math.pi * 0.525 / 0.6328, 1.55)
-    assert found.extinction == pytest.approx(3.105426, rel=2e-7) and found.back == pytest.approx(2.925341, rel=2e-7)
-    assert found.scattering == pytest.approx(found.extinction, rel=1e-13)
+    series = sphere(2 * math.pi * 0.525 / 0.6328, 1.55)
+    assert series.extinction == pytest.approx(3.105426, rel=2e-7) and series.back == pytest.approx(2.925341, rel=2e-7)
+    assert series.scattering == pytest.approx(series.extinction, rel=1e-13)
     assert sphere(2.0, 1.5 + 0.1j).scattering < sphere(2.0, 1.5 + 0.1j).extinction
 
 
@@ -62,16 +62,16 @@ def scattered(ka: list[float], radius: int, metal: bool, duration: float, gap: i
 @pytest.mark.starts
 def test_a_conducting_sphere_scatters_back_as_mie_says():
     """Eight cells in a radius."""
-    found = scattered([0.5, 1], 8, True, 30)
-    assert found["back"] == pytest.approx([sphere(x, None).back for x in (0.5, 1)], rel=0.04)
+    efficiencies = scattered([0.5, 1], 8, True, 30)
+    assert efficiencies["back"] == pytest.approx([sphere(x, None).back for x in (0.5, 1)], rel=0.04)
 
 
 @pytest.mark.starts
 def test_a_dielectric_sphere_takes_from_the_wave_what_mie_says():
     """eps_r 4, eight cells in a radius, 12 in a wavelength inside at ka = 2."""
-    found, exact = scattered([0.5, 1, 2], 8, False, 40), [sphere(x, 2.0) for x in (0.5, 1, 2)]
-    assert found["extinction"] == pytest.approx([x.extinction for x in exact], rel=0.05)
-    assert found["forward"] == pytest.approx([x.forward for x in exact], rel=0.04)
+    efficiencies, exact = scattered([0.5, 1, 2], 8, False, 40), [sphere(x, 2.0) for x in (0.5, 1, 2)]
+    assert efficiencies["extinction"] == pytest.approx([x.extinction for x in exact], rel=0.05)
+    assert efficiencies["forward"] == pytest.approx([x.forward for x in exact], rel=0.04)
 
 
 @pytest.mark.slow
@@ -81,8 +81,8 @@ def test_spheres_converge(metal):
     exact = [getattr(sphere(x, None if metal else 2.0), name) for x in ka]
     errors = []
     for radius in (8, 12, 18):
-        found = scattered(ka, radius, metal, 60, max(4, radius // 3))[name]
-        errors.append(sum(abs(x / y - 1) for x, y in zip(found, exact, strict=True)))
+        efficiencies = scattered(ka, radius, metal, 60, max(4, radius // 3))[name]
+        errors.append(sum(abs(x / y - 1) for x, y in zip(efficiencies, exact, strict=True)))
     assert errors[0] > errors[1] > errors[2] and errors[2] < 0.03
 
 

@@ -29,11 +29,11 @@ def test_tangential_and_normal_fields_at_a_plane():
 
 
 def test_edges_and_faces_outside_of_a_conductor():
-    found = conductor(GRID, below(2.25))
-    assert found["pec"]["Ex"][3, 2].tolist() == [True, True, True, False, False]
-    assert found["pec"]["Ez"][3, 2, :4].tolist() == [True, True, False, False]
-    assert float(found["eps_r"]["Ez"][3, 2, 2]) == pytest.approx(1 / 0.75)
-    assert found["mu_r"]["Hx"][3, 2, 1:4].tolist() == pytest.approx([0.25, 0.75, 1])
+    materials = conductor(GRID, below(2.25))
+    assert materials["pec"]["Ex"][3, 2].tolist() == [True, True, True, False, False]
+    assert materials["pec"]["Ez"][3, 2, :4].tolist() == [True, True, False, False]
+    assert float(materials["eps_r"]["Ez"][3, 2, 2]) == pytest.approx(1 / 0.75)
+    assert materials["mu_r"]["Hx"][3, 2, 1:4].tolist() == pytest.approx([0.25, 0.75, 1])
 
 
 def test_errors_say_what_is_needed():

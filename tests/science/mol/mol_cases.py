@@ -38,25 +38,25 @@ def brute_force(positions: Tensor, cell: Tensor | None, pbc: cells.Periodic, cut
         reach = cutoff / cells.widths(full) + (spread.amax(0) - spread.amin(0))
         counts = [int(n) + 1 if flag else 0 for n, flag in zip(reach, pbc, strict=True)]
     shifts = torch.tensor(list(itertools.product(*[range(-n, n + 1) for n in counts])))
-    found = Counter()
+    edges = Counter()
     for part in shifts.split(20_000):
         d = positions[None, None] - positions[None, :, None] + (part.to(torch.float64) @ cell)[:, None, None]
         s, i, j = (d.norm(dim=-1) < cutoff).nonzero().T
         self_pair = (i == j) & (part[s] == 0).all(-1)
         for a, b, m in zip(i[~self_pair].tolist(), j[~self_pair].tolist(), part[s[~self_pair]].tolist(), strict=True):
-            found[a, b, tuple(m)] += 1
-    return found
+            edges[a, b, tuple(m)] += 1
+    return edges
 
 
 def listed(pairs: Pairs, replica: int = 0) -> Counter:
     """(i, j, shift) of one replica, both directions."""
     mine = pairs.where(pairs.replica == replica)
-    found = Counter()
+    edges = Counter()
     for i, j, s in zip(mine.i.tolist(), mine.j.tolist(), mine.shift.tolist(), strict=True):
-        found[i, j, tuple(s)] += 1
+        edges[i, j, tuple(s)] += 1
         if pairs.half:
-            found[j, i, tuple(-x for x in s)] += 1
-    return found
+            edges[j, i, tuple(-x for x in s)] += 1
+    return edges
 
 
 def pairs_of(positions: Tensor, cell: Tensor | None, cutoff: float, pbc=None, skin: float = 0.0, **options) -> Pairs:

@@ -48,15 +48,15 @@ def chain(cell: torch.Tensor | None) -> System:
 def test_forces_and_virial_are_derivatives_of_the_energy(name):
     system, term = chain(matrix("triclinic")), TERMS[name]
     neighbors = term.neighbors(system)
-    found = term.evaluate(system.positions, system.cell, neighbors, virial=True)
-    torch.testing.assert_close(found.energy, term.energy(system.positions, system.cell, neighbors.pairs))
-    torch.testing.assert_close(sum(found.terms.values()), found.energy)
+    evaluation = term.evaluate(system.positions, system.cell, neighbors, virial=True)
+    torch.testing.assert_close(evaluation.energy, term.energy(system.positions, system.cell, neighbors.pairs))
+    torch.testing.assert_close(sum(evaluation.terms.values()), evaluation.energy)
     forces = finite_difference_forces(term, system.positions, system.cell, neighbors.pairs, range(6))
-    torch.testing.assert_close(found.forces[0], forces, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(evaluation.forces[0], forces, rtol=1e-7, atol=1e-7)
     virial = finite_difference_virial(term, system.positions, system.cell, neighbors.pairs)
-    torch.testing.assert_close(found.virial[0], virial, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(evaluation.virial[0], virial, rtol=1e-7, atol=1e-7)
     x = system.positions[0]
-    torque = torch.linalg.cross(x, found.forces[0]).sum(0)
+    torque = torch.linalg.cross(x, evaluation.forces[0]).sum(0)
     torch.testing.assert_close(torque, torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
@@ -68,9 +68,9 @@ def test_molecules_may_lie_across_faces(name):
     expected = term.evaluate(alone.positions, None, term.neighbors(alone))
     shifts = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, -5, 1], [3, 3, 3], [0, 1, 0], [-100, 0, 7]], dtype=torch.float64)
     for x in (whole.positions, whole.wrapped(), whole.positions + shifts @ whole.cell):
-        found = term.evaluate(x, whole.cell, term.neighbors(whole))
-        torch.testing.assert_close(found.energy, expected.energy, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(found.forces, expected.forces, rtol=1e-9, atol=1e-9)
+        evaluation = term.evaluate(x, whole.cell, term.neighbors(whole))
+        torch.testing.assert_close(evaluation.energy, expected.energy, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(evaluation.forces, expected.forces, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("degrees", [0.0, 60.0, 90.0, 135.0, 180.0, -30.0, -120.0])
@@ -91,8 +91,8 @@ def test_straight_and_planar_geometries_have_finite_forces():
         HarmonicAngles([[0, 1, 2]], math.pi, 3.0),
         PeriodicTorsions([[0, 1, 3, 2]], 2, 0.0, 1.0),
     ):
-        found = term.evaluate(system.positions, None, term.neighbors(system), virial=True)
-        assert found.forces.isfinite().all()
+        evaluation = term.evaluate(system.positions, None, term.neighbors(system), virial=True)
+        assert evaluation.forces.isfinite().all()
 
 
 def test_exclusions_by_bonds_take_the_shortest_way():
@@ -110,11 +110,11 @@ def test_terms_that_share_a_list_must_exclude_the_same_pairs():
     both = Sum([LennardJones(1.0, 1.0, 2.0), LennardJones(1.0, 1.0, 1.0), *TERMS.values()])
     assert both.cutoff == 2.0
     system = chain(matrix("cubic"))
-    found = both.evaluate(system.positions, system.cell, both.neighbors(system), virial=True)
+    evaluation = both.evaluate(system.positions, system.cell, both.neighbors(system), virial=True)
     parts = [t.evaluate(system.positions, system.cell, NeighborList.of(system, t.cutoff), True) for t in both.terms]
-    torch.testing.assert_close(found.energy, sum(p.energy for p in parts))
-    torch.testing.assert_close(found.forces, sum(p.forces for p in parts))
-    torch.testing.assert_close(found.virial, sum(p.virial for p in parts))
+    torch.testing.assert_close(evaluation.energy, sum(p.energy for p in parts))
+    torch.testing.assert_close(evaluation.forces, sum(p.forces for p in parts))
+    torch.testing.assert_close(evaluation.virial, sum(p.virial for p in parts))
 
 
 class Directed(Potential):
@@ -130,12 +130,12 @@ class Directed(Potential):
 def test_terms_of_pairs_and_of_directed_edges_share_a_list():
     system, lj = chain(matrix("triclinic")), LennardJones(1.0, 1.0, 2.0)
     both = Sum([lj, Directed()])
-    found = both.evaluate(system.positions, system.cell, both.neighbors(system), True)
+    evaluation = both.evaluate(system.positions, system.cell, both.neighbors(system), True)
     parts = [t.evaluate(system.positions, system.cell, t.neighbors(system), True) for t in (lj, Directed())]
     for name in ("energy", "forces", "virial"):
-        torch.testing.assert_close(getattr(found, name), sum(getattr(p, name) for p in parts))
+        torch.testing.assert_close(getattr(evaluation, name), sum(getattr(p, name) for p in parts))
     pairs = both.neighbors(system).pairs
-    torch.testing.assert_close(both.energy(system.positions, system.cell, pairs), found.energy)
+    torch.testing.assert_close(both.energy(system.positions, system.cell, pairs), evaluation.energy)
     once = Directed()
     once.half = True
     with pytest.raises(ValueError, match="once and some twice"):

@@ -25,16 +25,16 @@ def test_nist_spce_configuration_1():
     system, inside = spce()
     options = {"coulomb": KELVIN_2010.coulomb, "exclusions": inside}
     ewald = Ewald(system.charges, 10.0, 5.6 / 20, kmax=5, kmax_squared=27, **options)
-    found = ewald.evaluate(system.positions, system.cell, ewald.neighbors(system)).terms
+    terms = ewald.evaluate(system.positions, system.cell, ewald.neighbors(system)).terms
     expected = {"real": -5.58889e5, "fourier": 6.27009e3, "self": -2.84469e6, "intra": 2.80999e6}
     for name, value in expected.items():
-        assert float(found[f"ewald_{name}"]) == pytest.approx(value, rel=2e-6), name
+        assert float(terms[f"ewald_{name}"]) == pytest.approx(value, rel=2e-6), name
     types = (system.species == 1).to(torch.int64)
     lj = LennardJones([3.16555789, 1.0], [78.19743111, 0.0], 10.0, types, tail=True, exclusions=inside)
     pairs = lj.evaluate(system.positions, system.cell, lj.neighbors(system)).terms
     assert float(pairs["lennard_jones"]) == pytest.approx(9.95387e4, rel=2e-6)
     assert float(pairs["tail"]) == pytest.approx(-823.715, rel=2e-6)
-    total = sum(map(float, (*found.values(), *pairs.values())))
+    total = sum(map(float, (*terms.values(), *pairs.values())))
     assert total == pytest.approx(-4.88604e5, rel=2e-6)
 
 
@@ -53,11 +53,11 @@ def test_the_sum_does_not_depend_on_how_it_is_split(name, charged):
     energies, virials = [], []
     for cutoff in (2.0, 3.0):
         term = Ewald.accurate(system.charges, system.cell, cutoff, 1e-12, 1.0, exclusions=[[0, 1], [4, 2]])
-        found = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
-        energies.append(found.energy)
-        virials.append(found.virial)
-        trace = found.virial.diagonal(dim1=1, dim2=2).sum(-1)  # U is homogeneous in lengths, of degree -1
-        torch.testing.assert_close(trace, found.energy, rtol=1e-9, atol=1e-9)
+        evaluation = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
+        energies.append(evaluation.energy)
+        virials.append(evaluation.virial)
+        trace = evaluation.virial.diagonal(dim1=1, dim2=2).sum(-1)  # U is homogeneous in lengths, of degree -1
+        torch.testing.assert_close(trace, evaluation.energy, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(*energies, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(*virials, rtol=1e-8, atol=1e-8)
 
@@ -98,12 +98,12 @@ def test_forces_and_virial_are_derivatives_of_the_energy(name):
     system = salt(matrix(name), charged=True)
     term = Ewald(system.charges, 2.5, 1.2, [8, 5, 6], coulomb=1.0, exclusions=[[0, 1], [2, 5]])
     neighbors = term.neighbors(system)
-    found = term.evaluate(system.positions, system.cell, neighbors, virial=True)
-    torch.testing.assert_close(found.energy, term.energy(system.positions, system.cell, neighbors.pairs))
+    evaluation = term.evaluate(system.positions, system.cell, neighbors, virial=True)
+    torch.testing.assert_close(evaluation.energy, term.energy(system.positions, system.cell, neighbors.pairs))
     forces = finite_difference_forces(term, system.positions, system.cell, neighbors.pairs, [0, 3])
-    torch.testing.assert_close(found.forces[0, [0, 3]], forces, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(evaluation.forces[0, [0, 3]], forces, rtol=1e-7, atol=1e-7)
     virial = finite_difference_virial(term, system.positions, system.cell, neighbors.pairs)
-    torch.testing.assert_close(found.virial[0], virial, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(evaluation.virial[0], virial, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", ["cut", "shift", "reaction_field"])
@@ -111,10 +111,10 @@ def test_coulomb_pairs(method):
     system = salt(matrix("triclinic"), atoms=12)
     term = Coulomb(system.charges, 2.5, method, coulomb=1.0, exclusions=[[0, 1]])
     neighbors = term.neighbors(system, skin=0.2)
-    found = term.evaluate(system.positions, system.cell, neighbors, virial=True)
-    torch.testing.assert_close(found.energy, term.energy(system.positions, system.cell, neighbors.pairs))
+    evaluation = term.evaluate(system.positions, system.cell, neighbors, virial=True)
+    torch.testing.assert_close(evaluation.energy, term.energy(system.positions, system.cell, neighbors.pairs))
     forces = finite_difference_forces(term, system.positions, system.cell, neighbors.pairs, [0, 3])
-    torch.testing.assert_close(found.forces[0, [0, 3]], forces, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(evaluation.forces[0, [0, 3]], forces, rtol=1e-7, atol=1e-7)
     end = 1 / 2.5 + term.quadratic * 2.5**2 - term.constant
     assert end == pytest.approx(0.0 if method != "cut" else 0.4, abs=1e-12)
 

@@ -40,15 +40,17 @@ def test_alanine_dipeptide_as_openmm_has_it(case):
     """ff14SB, computed by OpenMM 8.6.1 on its Reference platform, in a triclinic cell where there is one."""
     cell = REFERENCE["box"] if case in ("periodic", "pme") else None
     system, field = read_system(with_attributes(CASES[case]), REFERENCE["positions"], cell)
-    found = field.evaluate(system.positions, system.cell, field.neighbors(system))
+    evaluation = field.evaluate(system.positions, system.cell, field.neighbors(system))
     expected = REFERENCE["cases"][case]
     for name, ours in OURS.items():
-        assert sum(float(found.terms[x]) for x in ours) == pytest.approx(expected["energies"][name], rel=1e-9), name
-    rest = sum(float(e) for name, e in found.terms.items() if [name] not in OURS.values())
+        assert sum(float(evaluation.terms[x]) for x in ours) == pytest.approx(expected["energies"][name], rel=1e-9), (
+            name
+        )
+    rest = sum(float(e) for name, e in evaluation.terms.items() if [name] not in OURS.values())
     tolerance = 2e-6 if case == "pme" else 1e-8
     assert rest == pytest.approx(expected["energies"]["NonbondedForce"], rel=20 * tolerance)
     forces = torch.tensor(expected["forces"], dtype=torch.float64)
-    assert float((found.forces[0] - forces).norm() / forces.norm()) < tolerance
+    assert float((evaluation.forces[0] - forces).norm() / forces.norm()) < tolerance
 
 
 def test_a_system_has_masses_bonds_and_charges_of_its_file():
@@ -104,20 +106,20 @@ def test_a_box_of_water(model):
     assert float(system.charges.sum()) == pytest.approx(0, abs=1e-12)
     oo = torch.cdist(x[::3], x[::3]) + torch.eye(50)
     assert float(oo.min()) > 0.2
-    found = field.evaluate(system.positions, system.cell, field.neighbors(system, 0.1), virial=True)
-    assert set(found.terms) == {
+    evaluation = field.evaluate(system.positions, system.cell, field.neighbors(system, 0.1), virial=True)
+    assert set(evaluation.terms) == {
         "lennard_jones", "tail", "ewald_real", "ewald_fourier", "ewald_self", "ewald_intra"
     }  # fmt: skip
     pairs = field.neighbors(system).pairs
-    torch.testing.assert_close(found.energy, field.energy(system.positions, system.cell, pairs))
+    torch.testing.assert_close(evaluation.energy, field.energy(system.positions, system.cell, pairs))
 
 
 def test_flexible_water_has_terms_in_place_of_constraints():
     system, field = water_box(27, "spce", rigid=False, nonbonding=Nonbonding("reaction_field", 0.4))
     assert len(field.constraints) == 0
-    found = field.evaluate(system.positions, system.cell, field.neighbors(system))
-    assert float(found.terms["bonds"]) == pytest.approx(0, abs=1e-9)
-    assert float(found.terms["angles"]) == pytest.approx(0, abs=1e-9)
+    evaluation = field.evaluate(system.positions, system.cell, field.neighbors(system))
+    assert float(evaluation.terms["bonds"]) == pytest.approx(0, abs=1e-9)
+    assert float(evaluation.terms["angles"]) == pytest.approx(0, abs=1e-9)
 
 
 def test_the_cohesion_of_water_is_that_of_the_liquid():
@@ -177,8 +179,8 @@ def test_a_solvated_molecule_is_that_of_openmm():
     context = openmm.Context(theirs, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatform("Reference"))
     context.setPositions(whole.positions)
     energy = context.getState(energy=True).getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
-    found = field.evaluate(system.positions, system.cell, field.neighbors(system))
-    assert float(found.energy) == pytest.approx(energy, rel=2e-5)
+    evaluation = field.evaluate(system.positions, system.cell, field.neighbors(system))
+    assert float(evaluation.energy) == pytest.approx(energy, rel=2e-5)
 
 
 @pytest.mark.parametrize("water", ["tip9", "../x"])

@@ -26,9 +26,9 @@ def by_autograd(system, term) -> Evaluation:
     return Evaluation(sum(terms.values()), forces, virial, terms)
 
 
-def agree(found: Evaluation, expected: Evaluation, tolerance: float = 1e-11) -> None:
+def agree(evaluation: Evaluation, expected: Evaluation, tolerance: float = 1e-11) -> None:
     for name in ("energy", "forces", "virial"):
-        one, other = getattr(found, name), getattr(expected, name)
+        one, other = getattr(evaluation, name), getattr(expected, name)
         assert float((one - other).norm()) <= tolerance * float(other.norm()), name
 
 
@@ -87,9 +87,9 @@ def test_a_changed_cell_is_followed_without_a_new_list():
     F = torch.tensor([[1.01, 0.004, 0], [0, 0.995, 0], [0.003, 0, 1.002]], dtype=torch.float64)
     x, h = system.positions @ F, system.cell @ F
     assert neighbors.update(x, h) == 0
-    found = term.evaluate(x, h, neighbors, virial=True)
+    evaluation = term.evaluate(x, h, neighbors, virial=True)
     fresh = System(x, charges=system.charges, cell=h)
-    agree(found, evaluate(fresh, term))
+    agree(evaluation, evaluate(fresh, term))
 
 
 @pytest.mark.parametrize("wide", [True, False])

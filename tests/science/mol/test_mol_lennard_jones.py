@@ -27,17 +27,17 @@ def evaluate(system, term, virial=True):
 )
 def test_nist_configuration_4(cutoff, energy, virial, tail):
     """Tables of the NIST Standard Reference Simulation Website, with long-range correction."""
-    found = evaluate(configuration(), LennardJones(1.0, 1.0, cutoff, tail=True))
-    assert float(found.terms["lennard_jones"]) == pytest.approx(energy, abs=1e-10 if cutoff == 3 else 6e-4)
-    assert float(found.terms["tail"]) == pytest.approx(tail, rel=1e-5)
+    evaluation = evaluate(configuration(), LennardJones(1.0, 1.0, cutoff, tail=True))
+    assert float(evaluation.terms["lennard_jones"]) == pytest.approx(energy, abs=1e-10 if cutoff == 3 else 6e-4)
+    assert float(evaluation.terms["tail"]) == pytest.approx(tail, rel=1e-5)
     pairs = evaluate(configuration(), LennardJones(1.0, 1.0, cutoff))
     assert float(pairs.virial.diagonal(dim1=1, dim2=2).sum()) == pytest.approx(virial, abs=6e-4)
 
 
 def test_nist_configuration_4_with_linear_force_shift():
-    found = evaluate(configuration(), LennardJones(1.0, 1.0, 3.0, truncation="force_shift"))
-    assert float(found.energy) == pytest.approx(-15.001402, abs=1e-5)
-    assert float(found.virial.diagonal(dim1=1, dim2=2).sum()) == pytest.approx(-43.096, abs=6e-4)
+    evaluation = evaluate(configuration(), LennardJones(1.0, 1.0, 3.0, truncation="force_shift"))
+    assert float(evaluation.energy) == pytest.approx(-15.001402, abs=1e-5)
+    assert float(evaluation.virial.diagonal(dim1=1, dim2=2).sum()) == pytest.approx(-43.096, abs=6e-4)
 
 
 def mixture(name: str, seed: int = 0) -> System:
@@ -60,14 +60,16 @@ def test_forces_and_virial_are_derivatives_of_the_energy(name, truncation):
     system = mixture(name)
     term = mixed(system, truncation, exclusions=[[0, 1], [3, 7]])
     neighbors = term.neighbors(system, skin=0.1)
-    found = term.evaluate(system.positions, system.cell, neighbors, virial=True)
-    torch.testing.assert_close(found.energy, term.energy(system.positions, system.cell, neighbors.pairs))
+    evaluation = term.evaluate(system.positions, system.cell, neighbors, virial=True)
+    torch.testing.assert_close(evaluation.energy, term.energy(system.positions, system.cell, neighbors.pairs))
     forces = finite_difference_forces(term, system.positions, system.cell, neighbors.pairs, [0, 5])
-    scale = float(found.forces.abs().max()) + 1
-    torch.testing.assert_close(found.forces[0, [0, 5]], forces, rtol=0, atol=2e-8 * scale)
+    scale = float(evaluation.forces.abs().max()) + 1
+    torch.testing.assert_close(evaluation.forces[0, [0, 5]], forces, rtol=0, atol=2e-8 * scale)
     virial = finite_difference_virial(term, system.positions, system.cell, neighbors.pairs)
-    torch.testing.assert_close(found.virial[0], virial, rtol=0, atol=1e-7 * (1 + float(virial.abs().max())))
-    torch.testing.assert_close(found.forces.sum(1), torch.zeros(1, 3, dtype=torch.float64), rtol=0, atol=1e-9 * scale)
+    torch.testing.assert_close(evaluation.virial[0], virial, rtol=0, atol=1e-7 * (1 + float(virial.abs().max())))
+    torch.testing.assert_close(
+        evaluation.forces.sum(1), torch.zeros(1, 3, dtype=torch.float64), rtol=0, atol=1e-9 * scale
+    )
 
 
 @pytest.mark.parametrize("truncation", OPTIONS)
@@ -101,18 +103,18 @@ def test_tail_corrections_are_the_integrals_of_what_is_missing(options):
     x3, rho = (1.1 / rc) ** 3, atoms / V
     energy = 8 / 3 * math.pi * atoms * rho * 0.7 * 1.1**3 * (x3**3 / 3 - x3)
     pressure = 16 / 3 * math.pi * rho**2 * 0.7 * 1.1**3 * (2 / 3 * x3**3 - x3)
-    found = float(term.tail_energy(atoms, cell)), float(term.tail_virial(atoms, cell))
+    corrections = float(term.tail_energy(atoms, cell)), float(term.tail_virial(atoms, cell))
     if not options:
-        assert found == pytest.approx((energy, 3 * V * pressure), rel=1e-12)
+        assert corrections == pytest.approx((energy, 3 * V * pressure), rel=1e-12)
     else:  # no jump at the cutoff: the virial is the strain derivative of the energy
-        assert found[1] == pytest.approx(3 * found[0], rel=1e-9)
-        assert energy * 2 < found[0] < energy
+        assert corrections[1] == pytest.approx(3 * corrections[0], rel=1e-9)
+        assert energy * 2 < corrections[0] < energy
     system = System(mixture("cubic").positions / 6 * 7, cell=7.0)
     whole = evaluate(system, term)
     without = evaluate(system, LennardJones(1.1, 0.7, rc, **options))
-    assert float(whole.energy - without.energy) == pytest.approx(found[0], rel=1e-12)
+    assert float(whole.energy - without.energy) == pytest.approx(corrections[0], rel=1e-12)
     torch.testing.assert_close(
-        (whole.virial - without.virial)[0], found[1] / 3 * torch.eye(3, dtype=torch.float64), atol=1e-12, rtol=0
+        (whole.virial - without.virial)[0], corrections[1] / 3 * torch.eye(3, dtype=torch.float64), atol=1e-12, rtol=0
     )
 
 

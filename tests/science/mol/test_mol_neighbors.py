@@ -169,10 +169,10 @@ def test_replicas_have_lists_of_their_own():
 def test_exclusions_leave_out_the_nearest_image_only():
     cell = torch.tensor([2.0, 9, 9], dtype=torch.float64).diag()
     x = torch.tensor([[0.0, 0, 0], [9.9, 0, 0], [5, 5, 5]], dtype=torch.float64)  # 0 and 1 are 0.1 apart
-    found = pairs_of(x, cell, 2.0, exclusions=[[1, 0]])
+    pairs = pairs_of(x, cell, 2.0, exclusions=[[1, 0]])
     expected = brute_force(x, cell, (True,) * 3, 2.0)
     del expected[0, 1, (-5, 0, 0)], expected[1, 0, (5, 0, 0)]
-    assert listed(found) == expected
+    assert listed(pairs) == expected
     assert (0, 1, (-4, 0, 0)) in expected
 
 

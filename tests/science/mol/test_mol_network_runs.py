@@ -72,8 +72,8 @@ def test_a_network_takes_the_place_of_classical_forces(here, capsys, kind, more,
     assert report["atoms"] == atoms and report["drift per atom"] < 1e-3
     system, potential = MDConfig.load(Path(path)).build(here / "runs")
     plain = NetworkPotential(network(), system.species)
-    found, expected = (x.evaluate(system.positions, system.cell, x.neighbors(system)) for x in (potential, plain))
-    assert torch.allclose(found.forces, expected.forces, atol=1e-3 * float(expected.forces.abs().max()))
+    evaluation, expected = (x.evaluate(system.positions, system.cell, x.neighbors(system)) for x in (potential, plain))
+    assert torch.allclose(evaluation.forces, expected.forces, atol=1e-3 * float(expected.forces.abs().max()))
     if kind == "coordinates":
         assert isinstance(system, System) and system.cell is None and float(system.positions[0, 1, 0]) == 0.096
 

@@ -11,8 +11,8 @@ from tutti.science.mol.terms.pme import good_size, splines
 from tutti.science.mol.units import KELVIN_2010
 
 
-def relative(found, expected):
-    return float((found - expected).norm() / expected.norm())
+def relative(actual, expected):
+    return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("order", [4, 5, 6, 8])
@@ -31,10 +31,10 @@ def test_forces_of_water_are_within_the_tolerance(tolerance, order):
     exact = Ewald.accurate(system.charges, system.cell, 9.0, 1e-10, KELVIN_2010.coulomb, inside)
     term = PME.accurate(system.charges, system.cell, 9.0, tolerance, order, KELVIN_2010.coulomb, inside)
     expected = exact.evaluate(system.positions, system.cell, exact.neighbors(system), virial=True)
-    found = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
-    assert relative(found.forces, expected.forces) < tolerance
-    assert relative(found.energy, expected.energy) < tolerance
-    assert relative(found.virial, expected.virial) < 10 * tolerance
+    evaluation = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
+    assert relative(evaluation.forces, expected.forces) < tolerance
+    assert relative(evaluation.energy, expected.energy) < tolerance
+    assert relative(evaluation.virial, expected.virial) < 10 * tolerance
 
 
 @pytest.mark.parametrize("order", [5, 6, 8])
@@ -44,9 +44,9 @@ def test_any_cell(name, order):
     exact = Ewald.accurate(system.charges, system.cell, 2.5, 1e-11, 1.0, exclusions=[[0, 1]])
     term = PME.accurate(system.charges, system.cell, 2.5, 1e-5, order, 1.0, exclusions=[[0, 1]])
     expected = exact.evaluate(system.positions, system.cell, exact.neighbors(system), virial=True)
-    found = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
+    evaluation = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
     for name in ("energy", "forces", "virial"):
-        assert relative(getattr(found, name), getattr(expected, name)) < 2e-5, name
+        assert relative(getattr(evaluation, name), getattr(expected, name)) < 2e-5, name
 
 
 @pytest.mark.parametrize("grid", [(9, 8, 10), (11, 9, 7)])
@@ -55,12 +55,12 @@ def test_kernel_is_the_definition_and_its_derivatives(grid):
     system = salt(matrix("triclinic"), charged=True)
     term = PME(system.charges, 2.0, 1.0, grid, 5, 1.0, exclusions=[[0, 1]])
     neighbors = term.neighbors(system)
-    found = term.evaluate(system.positions, system.cell, neighbors, virial=True)
-    torch.testing.assert_close(found.energy, term.energy(system.positions, system.cell, neighbors.pairs))
+    evaluation = term.evaluate(system.positions, system.cell, neighbors, virial=True)
+    torch.testing.assert_close(evaluation.energy, term.energy(system.positions, system.cell, neighbors.pairs))
     forces = finite_difference_forces(term, system.positions, system.cell, neighbors.pairs, [0, 3])
-    torch.testing.assert_close(found.forces[0, [0, 3]], forces, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(evaluation.forces[0, [0, 3]], forces, rtol=1e-7, atol=1e-7)
     virial = finite_difference_virial(term, system.positions, system.cell, neighbors.pairs)
-    torch.testing.assert_close(found.virial[0], virial, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(evaluation.virial[0], virial, rtol=1e-7, atol=1e-7)
 
 
 def test_replicas_with_cells_of_their_own():
@@ -69,12 +69,12 @@ def test_replicas_with_cells_of_their_own():
         torch.cat([x.positions for x in both]), charges=both[0].charges, cell=torch.cat([x.cell for x in both])
     )
     term = PME(system.charges, 2.0, 1.3, (16, 15, 18), coulomb=1.0)
-    found = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
+    evaluation = term.evaluate(system.positions, system.cell, term.neighbors(system), virial=True)
     for k in range(2):
         one = System(system.positions[k], charges=system.charges, cell=system.cell[k])
         expected = term.evaluate(one.positions, one.cell, term.neighbors(one), virial=True)
         for name in ("energy", "forces", "virial"):
-            torch.testing.assert_close(getattr(found, name)[k], getattr(expected, name)[0])
+            torch.testing.assert_close(getattr(evaluation, name)[k], getattr(expected, name)[0])
 
 
 def test_grid_sizes_have_small_factors():

@@ -30,9 +30,9 @@ def generator(seed=0):
 def test_a_layer_lies_where_it_is_declared():
     u = torch.tensor([[0.5, 0.25, 0.5, 0.75, 0.0]], dtype=torch.float64)
     columns = Columns(Z, [Background(Uniform(1, 3)), Layer(Uniform(200, 600), Uniform(100, 300), Uniform(0, 1))])
-    found = columns.render(u)[0]
+    profile = columns.render(u)[0]
     inside = (Z >= 300) & (Z < 500)
-    assert found[inside].unique().tolist() == [0.75] and found[~inside].unique().tolist() == [2.0]
+    assert profile[inside].unique().tolist() == [0.75] and profile[~inside].unique().tolist() == [2.0]
 
 
 def test_probabilities_and_mixtures():

@@ -44,5 +44,5 @@ def test_what_is_printed_says_what_standard_deviations_are(tmp_path, capsys):
     )
     assert invert(tmp_path / "a.toml", str(tmp_path / "out")) == 0
     strength = json.loads((tmp_path / "out/report.json").read_text())["prior_strength"]
-    told = f"standard deviations: linearised around the model, with a prior of {strength:.2g} times the penalty; "
-    assert told + COVERAGE in capsys.readouterr().out
+    line = f"standard deviations: linearised around the model, with a prior of {strength:.2g} times the penalty; "
+    assert line + COVERAGE in capsys.readouterr().out

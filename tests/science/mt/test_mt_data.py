@@ -300,9 +300,9 @@ def test_broken_edi_files(tmp_path, old, new, message):
 def test_one_value_that_cannot_be_used_masks_itself_alone(tmp_path, site, old, new, message, masked):
     assert old in FILE
     (tmp_path / "a.edi").write_text(FILE.replace(old, new, 1))
-    with pytest.warns(UserWarning, match=message) as told:
+    with pytest.warns(UserWarning, match=message) as caught:
         one = read_edi(tmp_path / "a.edi")
-    assert len(told) == 1
+    assert len(caught) == 1
     lost = one.impedance.isnan() & ~site.impedance.isnan()
     assert lost.any(0).nonzero().tolist() == [[0, 1]] and lost[1, 0, 1] and lost[:, 0, 1].sum() <= masked
     data = survey([one], 30)

@@ -16,9 +16,9 @@ MESH = Mesh2D([-2000, -1000, 0, 1000, 2000], [0, 500, 1000, 4000])
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that were saved."""
-    found = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: found.append(figure))
-    return found
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: saved.append(figure))
+    return saved
 
 
 def data(rho=2.0, sites=(1000.0, -1000.0, 3000.0), frequencies=(100.0, 1.0, 10.0)) -> Data:

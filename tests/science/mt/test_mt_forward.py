@@ -50,8 +50,11 @@ def test_jacobian_against_central_differences(mesh, section, solver, outputs):
         change = change.view(mesh.shape)
         central = (problem(section + change) - problem(section - change)).view(problem.shape) / (2 * step)
         for mode in range(len(ALL)):
-            found, scale = jacobian[mode, ..., cell], data.view(problem.shape)[mode].abs().max()
-            assert (central[mode] - found).abs().max() <= 1e-4 * found.abs().max() + 1e-10 * scale, (cell, ALL[mode])
+            derivative, scale = jacobian[mode, ..., cell], data.view(problem.shape)[mode].abs().max()
+            assert (central[mode] - derivative).abs().max() <= 1e-4 * derivative.abs().max() + 1e-10 * scale, (
+                cell,
+                ALL[mode],
+            )
 
 
 @pytest.mark.parametrize("solver", ["splu", "block"])
@@ -129,8 +132,8 @@ def test_a_section_ten_times_as_large_has_the_data_of_a_hundredth_of_the_frequen
 
 @pytest.mark.parametrize("name", ("forward", "layered"))
 def test_examples(name):
-    found = doctest.testmod(import_module(f"tutti.science.em.mt.response.{name}"))
-    assert found.attempted and not found.failed
+    results = doctest.testmod(import_module(f"tutti.science.em.mt.response.{name}"))
+    assert results.attempted and not results.failed
 
 
 def test_models_may_be_flat_and_in_single_precision(mesh, section):

@@ -110,7 +110,7 @@ def test_derivatives_of_codes(vae):
 
 
 def test_only_deviations_are_punished_by_their_standard_deviation(vae):
-    """Of the same parameters, penalties with two standard deviations differ by |deviation|^2 (1 / a^2 - 1 / b^2)."""
+    """For the same parameters, penalties with two standard deviations differ by |deviation|^2 (1 / a^2 - 1 / b^2)."""
     narrow, wide = (Coded(MESH, vae, REGION, deviation=sd) for sd in (0.2, 0.5))
     p = narrow.start(truth())
     wide.start(truth())
@@ -122,10 +122,10 @@ def test_only_deviations_are_punished_by_their_standard_deviation(vae):
 
 def test_cells_fit_the_data_to_their_errors(problem):
     data = Data.synthetic(problem, truth(), seed=3)
-    told = []
-    result = Inversion(problem, data, say=lambda i, it: told.append((i, it.chi))).run(Pixel(MESH))
+    history = []
+    result = Inversion(problem, data, say=lambda i, it: history.append((i, it.chi))).run(Pixel(MESH))
     assert 0.98 * 1.05 <= result.chi <= 1.05 and result.reached, "no smoother model of the step fits"
-    assert [i for i, _ in told] == list(range(len(told)))
+    assert [i for i, _ in history] == list(range(len(history)))
     assert result.chi == pytest.approx(data.chi(result.response))
     assert result.misfit == pytest.approx(data.misfit(result.response))
     torch.testing.assert_close(problem(result.model), result.response)
@@ -134,7 +134,7 @@ def test_cells_fit_the_data_to_their_errors(problem):
 
 
 def test_a_larger_beta_does_not_reach_the_target(problem):
-    """Of the last step: its system, with 5 % more."""
+    """The system of the last step is solved with 5 % more."""
     inversion = Inversion(problem, Data.synthetic(problem, truth(), seed=3))
     seen = []
     smoothest = inversion._smoothest
@@ -165,12 +165,12 @@ def test_the_diagnostics_notice_an_earth_outside_of_the_prior(problem, vae):
     model = truth()
     model[(MESH.z > 60), :] = 3.6
     inversion = Inversion(problem, Data.synthetic(problem, model))
-    told = []
-    found = checked(inversion, Coded(MESH, vae, REGION), tell=told.append)
-    assert told[0] == "inversion of codes" and told[-1] == "inversion of cells, without the prior"
-    assert [text.partition(": ")[2] for text in told[1:-1]] == list(found.mismatch.reasons), "why comes before"
-    assert found.mismatch and found.mismatch.reasons
-    assert isinstance(found.result.parameters, Pixel) and found.result.reached
+    lines = []
+    outcome = checked(inversion, Coded(MESH, vae, REGION), tell=lines.append)
+    assert lines[0] == "inversion of codes" and lines[-1] == "inversion of cells, without the prior"
+    assert [text.partition(": ")[2] for text in lines[1:-1]] == list(outcome.mismatch.reasons), "why comes before"
+    assert outcome.mismatch and outcome.mismatch.reasons
+    assert isinstance(outcome.result.parameters, Pixel) and outcome.result.reached
 
 
 def test_static_shifts_are_found(problem):
@@ -181,9 +181,9 @@ def test_static_shifts_are_found(problem):
     blind, seeing = (Inversion(problem, moved, shifts=s).run(Pixel(MESH)) for s in (0.0, 0.2))
     assert seeing.reached
     assert seeing.misfit == pytest.approx(moved.misfit(seeing.response)) and moved.chi(seeing.response) < 1.06
-    found = seeing.shift.view(2, -1)
-    assert found[0, 1] - found[0, [0, 2, 3, 4]].mean() == pytest.approx(0.3, abs=0.08)
-    assert found[1, 3] - found[1, [0, 1, 2, 4]].mean() == pytest.approx(-0.2, abs=0.08)
+    shifts = seeing.shift.view(2, -1)
+    assert shifts[0, 1] - shifts[0, [0, 2, 3, 4]].mean() == pytest.approx(0.3, abs=0.08)
+    assert shifts[1, 3] - shifts[1, [0, 1, 2, 4]].mean() == pytest.approx(-0.2, abs=0.08)
     assert not blind.shift.any()
 
 
@@ -197,20 +197,20 @@ def test_uncertainty_of_a_linear_problem_is_exact(problem):
     data = Data.synthetic(problem, truth(), seed=3)
     inversion = Inversion(problem, data)
     result = inversion.run(Pixel(MESH))
-    known = posterior(inversion, result)
+    uncertainty = posterior(inversion, result)
     j = problem.jacobian(result.model)[1] / data.errors.flatten()[:, None]
     r = torch.from_numpy(result.parameters.linearize(result.p).matrix.toarray())
     prior, local = data.count * result.beta * r, result.parameters.linearize(result.p)
-    covariance = torch.linalg.inv(j.T @ j + known.strength * prior)
+    covariance = torch.linalg.inv(j.T @ j + uncertainty.strength * prior)
     determined = (covariance @ (j.T @ j)).trace().item()
-    assert 0 < known.strength < 1
-    assert known.strength * data.count * result.beta * local.penalty == pytest.approx(determined, rel=1e-3)
-    torch.testing.assert_close(known.sd.flatten(), covariance.diagonal().sqrt(), rtol=1e-5, atol=1e-8)
+    assert 0 < uncertainty.strength < 1
+    assert uncertainty.strength * data.count * result.beta * local.penalty == pytest.approx(determined, rel=1e-3)
+    torch.testing.assert_close(uncertainty.sd.flatten(), covariance.diagonal().sqrt(), rtol=1e-5, atol=1e-8)
     resolution = torch.linalg.inv(j.T @ j + prior) @ (j.T @ j)
-    torch.testing.assert_close(known.resolution.flatten(), resolution.diagonal(), rtol=1e-5, atol=1e-7)
-    assert (known.sd <= known.prior * (1 + 1e-9)).all()
+    torch.testing.assert_close(uncertainty.resolution.flatten(), resolution.diagonal(), rtol=1e-5, atol=1e-7)
+    assert (uncertainty.sd <= uncertainty.prior * (1 + 1e-9)).all()
     samples = ensemble(inversion, result, 24, steps=1)
-    ratio = samples.std(0) / known.sd
+    ratio = samples.std(0) / uncertainty.sd
     assert ratio.median() == pytest.approx(1, abs=0.25)
 
 

@@ -26,9 +26,9 @@ def answers(count: int, solver: str, group=None) -> list[torch.Tensor]:
     assert leaf.grad is not None
     again, jacobian = problem.jacobian(section)
     assert torch.equal(again, data)
-    kept = problem.linearize(section)
-    assert torch.equal(kept.jacobian(), jacobian)
-    return [data.detach(), leaf.grad, kept.jvp(section), jacobian]
+    linearized = problem.linearize(section)
+    assert torch.equal(linearized.jacobian(), jacobian)
+    return [data.detach(), leaf.grad, linearized.jvp(section), jacobian]
 
 
 def among(ranks: int, count: int, solver: str) -> list[torch.Tensor]:
@@ -46,8 +46,8 @@ def test_processes_equal_one(pool, ranks, count, solver):
     """(4, 1): more processes than frequencies, which share sites."""
     pool.run(start)
     expected = answers(count, solver)
-    for found in pool.run(among, ranks, count, solver):
-        for ours, theirs in zip(found, expected, strict=True):
+    for tensors in pool.run(among, ranks, count, solver):
+        for ours, theirs in zip(tensors, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12 if solver == "splu" else 1e-9, atol=1e-12)
 
 

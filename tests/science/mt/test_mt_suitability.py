@@ -20,10 +20,10 @@ def test_rows_too_thick_for_the_skin_depth_are_far_off_and_warned_of():
     model = torch.ones(mesh.shape)
     with pytest.warns(
         UserWarning, match=r"cells from 0 to 150 m .* 1000 Hz: .* 10 ohm-m .* 50.3 m.*for_survey"
-    ) as told:
-        found = problem(model).view(problem.shape)
-    assert abs(10 ** (found[0, 0, 0, 0] - 1) - 1) > 0.4, "what is warned of is wrong"
-    assert told[0].filename == __file__
+    ) as caught:
+        data = problem(model).view(problem.shape)
+    assert abs(10 ** (data[0, 0, 0, 0] - 1) - 1) > 0.4, "what is warned of is wrong"
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         problem(model)  # once for a problem
@@ -36,8 +36,8 @@ def test_a_thick_row_in_the_depth_of_a_conductor_is_found():
     model = torch.where(mesh.z < 1000, 3.0, 0.0)[:, None].expand(mesh.shape)
     problem = MT2D(mesh, [10.0], [0.0], threads=1)
     with pytest.warns(UserWarning, match="cells from 1000 to 1600 m"):
-        found = 10 ** problem(model).view(problem.shape)[..., 0]
-    assert (found / layered([1000, 1], [1000], [10.0])[0] - 1).abs().max() > 0.05
+        apparent = 10 ** problem(model).view(problem.shape)[..., 0]
+    assert (apparent / layered([1000, 1], [1000], [10.0])[0] - 1).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("growth", [1.15, 1.5])
@@ -67,9 +67,9 @@ def test_columns_wider_than_sites_are_apart_are_warned_of():
         model = torch.full(mesh.shape, 2.0, dtype=torch.float64)
         assert not shortcomings(mesh, model, frequencies, sites), "a layered earth needs no columns"
         model[3:6, mesh.nx // 2] = 1.0
-        found = shortcomings(mesh, model, frequencies, sites)
-        assert bool(found) != good
-        assert good or f"is {width:.0f} m wide and holds a site: columns there may be as wide" in found[0]
+        messages = shortcomings(mesh, model, frequencies, sites)
+        assert bool(messages) != good
+        assert good or f"is {width:.0f} m wide and holds a site: columns there may be as wide" in messages[0]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -69,10 +69,10 @@ def test_layers():
         mesh = Mesh2D(x, graded([0, 500, 2000], first, growth, after=2e5))
         layers = torch.where(mesh.z < 500, 100.0, torch.where(mesh.z < 2000, 10.0, 1000.0))
         problem = MT2D(mesh, frequencies, [10.0])
-        found = response(problem, log_resistivity(layers)[:, None].expand(mesh.shape))
+        curves = response(problem, log_resistivity(layers)[:, None].expand(mesh.shape))
         for mode in (0, 1):
-            torch.testing.assert_close(found[0][mode, :, 0], exact[0], rtol=tolerance, atol=0)
-            torch.testing.assert_close(found[1][mode, :, 0], exact[1], rtol=0, atol=25 * tolerance)
+            torch.testing.assert_close(curves[0][mode, :, 0], exact[0], rtol=tolerance, atol=0)
+            torch.testing.assert_close(curves[1][mode, :, 0], exact[1], rtol=0, atol=25 * tolerance)
 
 
 def test_commemi_2d0_exact_series():
@@ -90,8 +90,8 @@ def check_2d0(mesh: Mesh2D, te: float, tm: float, degrees: float) -> None:
     torch.testing.assert_close(phase[1, 0], exact[1], rtol=0, atol=degrees)
     for i, (place, (converged, _, _)) in enumerate(COMMEMI_2D0.items()):
         assert converged is None or rho[0, 0, i].item() == pytest.approx(converged, rel=te)
-        for published, found in zip(PUBLISHED_2D0.get(place, ()), rho[:, 0, i].tolist(), strict=False):
-            assert published is None or found == pytest.approx(published, rel=0.035)
+        for published, computed in zip(PUBLISHED_2D0.get(place, ()), rho[:, 0, i].tolist(), strict=False):
+            assert published is None or computed == pytest.approx(published, rel=0.035)
 
 
 def test_commemi_2d0():

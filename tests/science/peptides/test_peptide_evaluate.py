@@ -37,15 +37,15 @@ def test_hits():
 
 
 def test_intervals_cover():
-    """Of 200 experiments with rates of 0.5 and 0.1, about 95 % of the intervals hold the ratio of 5."""
+    """About 95 % of the intervals of 200 experiments with rates of 0.5 and 0.1 hold the ratio of 5."""
     draw, covered = np.random.default_rng(0), 0
     for seed in range(200):
         x = evaluate.lift(int(draw.binomial(300, 0.5)), 300, int(draw.binomial(300, 0.1)), 300, seed)
         covered += x["interval"][0] <= 5 <= x["interval"][1]
     assert 180 <= covered <= 198
-    known = evaluate.lift(30, 60, 10, 200)
-    assert (known["rate"], known["plain rate"], known["ratio"]) == (0.5, 0.05, 10)
-    assert known["difference"][0] < 0.45 < known["difference"][1]
+    tenfold = evaluate.lift(30, 60, 10, 200)
+    assert (tenfold["rate"], tenfold["plain rate"], tenfold["ratio"]) == (0.5, 0.05, 10)
+    assert tenfold["difference"][0] < 0.45 < tenfold["difference"][1]
     nothing = evaluate.lift(10, 100, 0, 100)
     assert nothing["ratio"] is None and nothing["interval"] == [None, None] and nothing["difference"][0] > 0.03
 

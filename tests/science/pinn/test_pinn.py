@@ -122,7 +122,7 @@ def test_helmholtz_reaches_the_published_error():
     assert error <= PUBLISHED, f"relative L2 error {error:.5f}"
 
 
-@pytest.mark.parametrize("call, told", [
+@pytest.mark.parametrize("call, message", [
     (lambda: Helmholtz(k=math.nan), "k of the Helmholtz equation: positive and finite, not nan"),
     (lambda: Helmholtz(k="a"), "k of the Helmholtz equation: positive and finite, not 'a'"),
     (lambda: Helmholtz().error(MultiScale(2, 1), 0), "n of the error: a whole number from 2"),
@@ -138,8 +138,8 @@ def test_helmholtz_reaches_the_published_error():
     (lambda: MultiScale(2, 1, layers=0), "layers of the network"),
     (lambda: MultiScale(2, 1, scales=()), "scales of the network"),
 ])  # fmt: skip
-def test_numbers_that_mean_nothing(call, told):
-    with pytest.raises(ValueError, match=told):
+def test_numbers_that_mean_nothing(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 

@@ -39,7 +39,7 @@ def test_two_axes_commute_with_shifts_and_keep_few_frequencies():
 
 
 def test_resolutions_give_the_same_function():
-    """Of a field that both grids resolve, in places that are on both."""
+    """Both grids resolve the field; it is compared in places that are on both."""
     torch.manual_seed(0)
     layer = Spectral(1, 2, (3, 3)).double()
 
@@ -112,8 +112,8 @@ def test_what_an_operator_refuses():
     with pytest.raises(ValueError, match="width of the operator"):
         FNO(1, 1, (4,), width=-8)
     model, fields = FNO(1, 2, (2, 2), 4, 1), torch.ones(3, 1, 8, 8)
-    for x, told in (((3, 2, 8, 8), r"float32 \(3, 2, 8, 8\)"), ((3, 1, 8), r"float32 \(3, 1, 8\)")):
-        with pytest.raises(ValueError, match=rf"fields: of shape \(batch, 1, nx, ny\), not {told}"):
+    for x, message in (((3, 2, 8, 8), r"float32 \(3, 2, 8, 8\)"), ((3, 1, 8), r"float32 \(3, 1, 8\)")):
+        with pytest.raises(ValueError, match=rf"fields: of shape \(batch, 1, nx, ny\), not {message}"):
             model.operate(torch.ones(x))
     with pytest.raises(ValueError, match=r"fields: torch\.float32 as the weights, not torch\.float64"):
         model.operate(fields.double())

@@ -34,17 +34,17 @@ def surrogate(samples):
 
 def test_error_and_coverage_on_held_out_points(surrogate):
     points = STUB.space.random(200, 2)
-    found, truth = surrogate.predict(points), STUB(points)
-    error = relative_error(found.s, truth)
+    prediction, truth = surrogate.predict(points), STUB(points)
+    error = relative_error(prediction.s, truth)
     assert error.mean() < 0.05
-    assert 0.8 <= float((error <= found.bound).double().mean()) <= 1.0
-    assert found.s.abs().square().sum(1).max() < 1 + 1e-9
+    assert 0.8 <= float((error <= prediction.bound).double().mean()) <= 1.0
+    assert prediction.s.abs().square().sum(1).max() < 1 + 1e-9
 
 
 def test_points_that_are_not_trusted_are_solved(surrogate):
     outside = {"length": 9e-3, "impedance": 60.0, "eps_r": 2.5}
-    found = surrogate.predict(outside)
-    assert math.isinf(found.bound) and not found.trusted
+    prediction = surrogate.predict(outside)
+    assert math.isinf(prediction.bound) and not prediction.trusted
     solved = surrogate.solve(outside)
     assert bool(solved.solved) and torch.equal(solved.s[0], STUB.solve(outside).to(torch.complex128))
     assert float(solved.bound) == 0
@@ -101,7 +101,7 @@ def test_surrogates_are_shown_in_a_line(surrogate, samples):
     assert "frequencies=float64 (46,)" in repr(STUB) and "\n" not in repr(surrogate.basis)
 
 
-@pytest.mark.parametrize("given, told", [
+@pytest.mark.parametrize("options, message", [
     ({"members": 1}, "members of the training: a whole number from 2, not 1"),
     ({"members": 0}, "members of the training"),
     ({"batch": 0}, "batch of the training: a whole number from 1, not 0"),
@@ -113,12 +113,12 @@ def test_surrogates_are_shown_in_a_line(surrogate, samples):
     ({"calibration_fraction": 1.5}, "calibration_fraction of the training: a fraction between 0 and 1, not 1.5"),
     ({"rate": math.nan}, "rate of the training: positive, not nan"),
 ])  # fmt: skip
-def test_training_needs_numbers_that_mean_something(given, told):
-    with pytest.raises(ValueError, match=told):
-        Training(**given)
+def test_training_needs_numbers_that_mean_something(options, message):
+    with pytest.raises(ValueError, match=message):
+        Training(**options)
 
 
-@pytest.mark.parametrize("given, told", [
+@pytest.mark.parametrize("options, message", [
     ({"start": 0}, "start of active sampling"),
     ({"per_round": 0}, "per_round of active sampling: a whole number from 1, not 0"),
     ({"rounds": -1}, "rounds of active sampling: a whole number from 0"),
@@ -126,9 +126,9 @@ def test_training_needs_numbers_that_mean_something(given, told):
     ({"processes": 0}, "processes of active sampling"),
     ({"tolerance": -1}, "tolerance: the largest bound that is trusted, at least 0, not -1"),
 ])  # fmt: skip
-def test_active_sampling_needs_numbers_that_mean_something(given, told):
-    with pytest.raises(ValueError, match=told):
-        active(STUB, **{"start": 30, "per_round": 5, "rounds": 1, **given})
+def test_active_sampling_needs_numbers_that_mean_something(options, message):
+    with pytest.raises(ValueError, match=message):
+        active(STUB, **{"start": 30, "per_round": 5, "rounds": 1, **options})
 
 
 def test_points_of_largest_spread_are_chosen_apart(surrogate):
@@ -143,10 +143,10 @@ def test_points_of_largest_spread_are_chosen_apart(surrogate):
 def test_active_rounds_solve_no_more_than_they_say(tmp_path):
     seen = []
     how = replace(HOW, members=2, width=16, steps=20)
-    made, found = active(STUB, start=30, per_round=5, rounds=2, training=how, folder=tmp_path, candidates=50,
-                         after=lambda n, _: seen.append(n))  # fmt: skip
-    assert seen == [30, 35, 40] and len(found) == 40 == len(list(tmp_path.glob("*.npz")))
-    assert made.predict(found.points).s.shape == (40, *STUB.shape)
+    trained, collected = active(STUB, start=30, per_round=5, rounds=2, training=how, folder=tmp_path, candidates=50,
+                                after=lambda n, _: seen.append(n))  # fmt: skip
+    assert seen == [30, 35, 40] and len(collected) == 40 == len(list(tmp_path.glob("*.npz")))
+    assert trained.predict(collected.points).s.shape == (40, *STUB.shape)
 
 
 def test_active_sampling_solves_nothing_for_a_coverage_that_it_cannot_calibrate():
@@ -211,16 +211,16 @@ def test_samples_are_written_as_they_are_done(tmp_path, monkeypatch):
     """The first point waits for the file of another one."""
     monkeypatch.setattr(samples_on_disk, "ProcessPoolExecutor", lambda count, *_, **__: ThreadPoolExecutor(count))
     monkeypatch.setattr(samples_on_disk, "check_processes", lambda geometry: None)
-    points, written, found = STUB.space.sobol(3), Event(), []
+    points, written, waited = STUB.space.sobol(3), Event(), []
     monkeypatch.setattr(samples_on_disk, "write", lambda *_: written.set())
 
     def solve(values):
         if values["length"] == float(points[0, 0]):
-            found.append(written.wait(5))
+            waited.append(written.wait(5))
         return STUB.solve(values)
 
     assert torch.equal(collect(replace(STUB, solve=solve), points, tmp_path, processes=2).s, STUB(points))
-    assert found == [True]
+    assert waited == [True]
 
 
 @pytest.mark.parametrize("representation", ["complex", "phases"])
@@ -256,10 +256,10 @@ def test_a_slab_in_the_waveguide():
     """The field solver of POSTS against a slab that fills the guide: half the cells, half the error."""
     errors = []
     for cells in (24, 48):
-        made, _ = simulation(cells)
-        delta, n = made.grid.lengths[0], made.grid.shape[0] // 2
+        guide, _ = simulation(cells)
+        delta, n = guide.grid.lengths[0], guide.grid.shape[0] // 2
         half = round(5e-3 / delta)
-        eps = torch.ones(made.grid.shape, dtype=torch.float64)
+        eps = torch.ones(guide.grid.shape, dtype=torch.float64)
         eps[n - half : n + half] = 4
         k = 2 * math.pi * POSTS.frequencies / 299792458
         outside, inside = ((e * k**2 - (math.pi / WIDTH) ** 2).sqrt() for e in (1, 4))
@@ -311,11 +311,11 @@ def test_what_is_refused(samples, surrogate):
         Surrogate.fit(STUB, samples[:30])
     with pytest.raises(ValueError, match="tolerance: the largest bound that is trusted, at least 0, not nan"):
         Surrogate.fit(STUB, samples, tolerance=math.nan)
-    for given, told in ((("stub", samples), "geometry: of type Geometry, not 'stub'"),
-                        ((STUB, None), "samples: of type Samples, not None"),
-                        ((STUB, samples, 5), "training: of type Training, not 5")):  # fmt: skip
-        with pytest.raises(ValueError, match=told):
-            Surrogate.fit(*given)
+    for arguments, message in ((("stub", samples), "geometry: of type Geometry, not 'stub'"),
+                               ((STUB, None), "samples: of type Samples, not None"),
+                               ((STUB, samples, 5), "training: of type Training, not 5")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Surrogate.fit(*arguments)
     with pytest.raises(ValueError, match="calibration: of type Samples, not 3"):
         Surrogate.fit(STUB, samples, calibration=3)
     with pytest.raises(ValueError, match="points: a tensor or a mapping of length, impedance, eps_r, not 'a'"):

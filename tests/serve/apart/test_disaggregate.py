@@ -55,21 +55,21 @@ def alone() -> list:
     ({}, {}), ({"plan": "tp2", "devices": 2}, {"plan": "pp2", "devices": 2}), ({}, {"blocks": 8, "longest": 100}),
 ])  # fmt: skip
 def test_in_one_process(prompts, generation, alone):
-    made = Disaggregated(engine(**prompts), engine(**generation))
-    assert tokens(made.generate(requests())) == alone
-    assert made.bytes and made.generation.steps > 5  # pyright: ignore
-    assert made.prompts.pool.used == made.generation.pool.used == 0  # pyright: ignore
+    disaggregated = Disaggregated(engine(**prompts), engine(**generation))
+    assert tokens(disaggregated.generate(requests())) == alone
+    assert disaggregated.bytes and disaggregated.generation.steps > 5  # pyright: ignore
+    assert disaggregated.prompts.pool.used == disaggregated.generation.pool.used == 0  # pyright: ignore
 
 
 def test_requests_on_their_way_can_be_cancelled():
-    made = Disaggregated(engine(), engine(blocks=4, longest=60))
+    disaggregated = Disaggregated(engine(), engine(blocks=4, longest=60))
     first, second = (Request(x, Sampling(max_tokens=15, ignore_end=True)) for x in tiny.prompts(40, 40))
-    outputs = [made.add(first), made.add(second)]
-    while not made.generation.arriving:  # pyright: ignore
-        made.step()
-    made.cancel(second.id)
-    while made.busy:
-        made.step()
+    outputs = [disaggregated.add(first), disaggregated.add(second)]
+    while not disaggregated.generation.arriving:  # pyright: ignore
+        disaggregated.step()
+    disaggregated.cancel(second.id)
+    while disaggregated.busy:
+        disaggregated.step()
     assert [x.completions[0].finish for x in outputs] == ["length", "cancelled"]
 
 
@@ -92,12 +92,12 @@ def test_between_processes(pool):
         except ConnectionRefusedError:
             assert time.monotonic() < end
             time.sleep(0.2)
-    made = Disaggregated(engine(), remote)
-    found = tokens(made.generate(requests()))
-    made.step()
+    disaggregated = Disaggregated(engine(), remote)
+    generated = tokens(disaggregated.generate(requests()))
+    disaggregated.step()
     remote.close()
     assert [pipe.recv() for pipe in pool.pipes] == [(True, None)] * 4
-    assert found == tokens(engine().generate(requests()))
+    assert generated == tokens(engine().generate(requests()))
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def test_a_message_holds_what_is_carried():
     assert torch.equal(came.source.features, sent.source.features)
 
 
-def framed(told: object, data: bytes = b"") -> bytes:
-    text = told if isinstance(told, bytes) else json.dumps(told).encode()
+def framed(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
@@ -142,9 +142,9 @@ def changed(**fields) -> bytes:
     """A message whose value has other fields."""
     whole = wire.pack("take_over", carried())
     size = int.from_bytes(whole[:8], "little")
-    told = json.loads(whole[8 : 8 + size])
-    told["value"] |= fields
-    return framed(told, whole[8 + size :])
+    header = json.loads(whole[8 : 8 + size])
+    header["value"] |= fields
+    return framed(header, whole[8 + size :])
 
 
 MESSAGES = {
@@ -190,17 +190,17 @@ def test_what_is_no_message_is_refused(message, tmp_path, monkeypatch):
 class Listening:
     """`generate_for` in a thread."""
 
-    def __init__(self, made: Engine):
+    def __init__(self, engine: Engine):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = "127.0.0.1", free.getsockname()[1]
         self.error: Exception | None = None
-        self.thread = threading.Thread(target=self._run, args=(made,), daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(engine,), daemon=True)
         self.thread.start()
 
-    def _run(self, made: Engine) -> None:
+    def _run(self, engine: Engine) -> None:
         try:
-            generate_for(made, self.address, b"secret")
+            generate_for(engine, self.address, b"secret")
         except Exception as error:
             self.error = error
 
@@ -239,11 +239,11 @@ def begun(prompts: Engine, those: list[Request]) -> list[Carried]:
     """Requests that an engine has computed the prompts of."""
     for request in those:
         prompts.add(request)
-    found: list[Carried] = []
+    handed_on: list[Carried] = []
     while prompts.busy:
         for output in prompts.step():
-            found += [x] if (x := prompts.hand_on(output.id)) else []
-    return found
+            handed_on += [x] if (x := prompts.hand_on(output.id)) else []
+    return handed_on
 
 
 def test_peers_without_the_key_are_passed_over(generating, alone, caplog):

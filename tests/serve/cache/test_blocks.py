@@ -39,9 +39,9 @@ def test_a_known_block_is_found_until_it_is_taken_again():
 
 def test_a_block_without_contents_is_reused_before_one_with_a_known_beginning():
     pool = BlockPool(3, 2)
-    known, blank = pool.allocate(), pool.allocate()
-    pool.register(known, b"digest")
-    pool.release([known])
+    registered, blank = pool.allocate(), pool.allocate()
+    pool.register(registered, b"digest")
+    pool.release([registered])
     pool.release([blank])
     assert pool.allocate() == blank
 

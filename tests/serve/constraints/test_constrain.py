@@ -140,22 +140,22 @@ def test_the_parent_compiles_as_the_child_does():
 
 def test_kept_constraints_are_bounded_by_their_bytes(monkeypatch):
     monkeypatch.setattr(constrain, "CACHE_BYTES", 1 << 20)
-    made = constraints()
-    held = made.make("regex", "a0", 600 << 10)
+    factory = constraints()
+    constraint = factory.make("regex", "a0", 600 << 10)
     for i in range(1, 8):
-        made.make("regex", f"a{i}", 300 << 10)
-    assert len(made.cache) == 3 and made.bytes == 900 << 10
-    assert made.make("regex", "a0") is held and made.compilations == 8  # one that is in use is found
-    del held
-    made.make("regex", "a0")
-    assert made.compilations == 9
+        factory.make("regex", f"a{i}", 300 << 10)
+    assert len(factory.cache) == 3 and factory.bytes == 900 << 10
+    assert factory.make("regex", "a0") is constraint and factory.compilations == 8  # one that is in use is found
+    del constraint
+    factory.make("regex", "a0")
+    assert factory.compilations == 9
 
 
 def test_a_refusal_is_remembered():
-    made = constraints()
-    made.refuse(key_of("regex", "x"), "too large")
+    factory = constraints()
+    factory.refuse(key_of("regex", "x"), "too large")
     with pytest.raises(ValueError, match="too large"):
-        made.make("regex", "x")
+        factory.make("regex", "x")
 
 
 def test_a_constraint_is_copied_when_it_changes():
@@ -187,9 +187,9 @@ class Slow:
 
 
 def wait_for(compiler: Compiler, kind: str, what: Any, wanted: Any = lambda: True) -> tuple[threading.Event, list[Any]]:
-    event, told = threading.Event(), []
-    compiler.submit(kind, what, wanted, lambda *x: (told.append(x), event.set()))
-    return event, told
+    event, outcomes = threading.Event(), []
+    compiler.submit(kind, what, wanted, lambda *x: (outcomes.append(x), event.set()))
+    return event, outcomes
 
 
 def test_what_is_slow_waits_in_a_lane_of_its_own():
@@ -197,11 +197,11 @@ def test_what_is_slow_waits_in_a_lane_of_its_own():
     compiler.quick.trials, compiler.patient.trials = Slow({"ended": "time"}), Slow({"ended": "time"})
     compiler.quick.trials.go.set()
     try:
-        slow, told = wait_for(compiler, "regex", "slow")
+        slow, outcomes = wait_for(compiler, "regex", "slow")
         quick, _ = wait_for(compiler, "regex", "quick")
         assert quick.wait(30) and not slow.is_set()
         compiler.patient.trials.go.set()
-        assert slow.wait(30) and "takes more than 10 s" in str(told[0][1])
+        assert slow.wait(30) and "takes more than 10 s" in str(outcomes[0][1])
         with pytest.raises(ValueError, match="takes more than 10 s"):  # without another trial
             compiler.submit("regex", "slow", lambda: True, lambda *_: None)
         assert compiler.quick.trials.seen == ["slow", "quick"]
@@ -244,8 +244,8 @@ def test_large_constraints_are_refused_by_their_bytes():
             ("c", "cannot be compiled"),
             ("d", "0.100 s for each token"),
         ):
-            event, told = wait_for(compiler, "regex", what)
-            assert event.wait(30) and says in str(told[0][1])
+            event, outcomes = wait_for(compiler, "regex", what)
+            assert event.wait(30) and says in str(outcomes[0][1])
     finally:
         compiler.stop()
 

@@ -40,17 +40,17 @@ def shared() -> Engine:
 def test_greedy_tokens_are_those_of_transformers(name):
     model, prompts = tiny.model(), tiny.prompts(5, 40, 70, 3)
     expected = [tiny.greedy(model, x, 12, eos_token_id=None) for x in prompts]
-    made = engine(model, **OPTIONS[name])
+    llm = engine(model, **OPTIONS[name])
     for again in range(2):  # from the prefix cache the second time
-        outputs = made.generate(prompts, GREEDY)
+        outputs = llm.generate(prompts, GREEDY)
         assert [x.tokens for x in outputs] == expected
         if name in ("usual", "no prefix cache"):
             assert any(x.cached for x in outputs) == bool(again and name == "usual")
-        assert made.pool.used == 0
+        assert llm.pool.used == 0
     if "few" in name:
-        assert made.scheduler.preemptions
+        assert llm.scheduler.preemptions
     if name == "guesses":
-        assert made.accepted
+        assert llm.accepted
 
 
 def test_the_model_is_as_before_and_can_be_trained():
@@ -123,9 +123,9 @@ def test_log_probabilities(shared):
     (output,) = shared.generate([prompt], Sampling(max_tokens=4, temperature=0, logprobs=2, prompt_logprobs=1))
     with torch.no_grad():
         expected = model(torch.tensor([prompt + output.tokens])).logits[0].log_softmax(-1)
-    told = output.completions[0].logprobs
-    assert [x.token for x in told] == output.tokens
-    for i, x in enumerate(told):
+    logprobs = output.completions[0].logprobs
+    assert [x.token for x in logprobs] == output.tokens
+    for i, x in enumerate(logprobs):
         row = expected[len(prompt) - 1 + i]
         assert x.logprob == pytest.approx(float(row[x.token]), abs=1e-4)
         assert [t for t, _ in x.top] == row.topk(2).indices.tolist()
@@ -136,15 +136,15 @@ def test_log_probabilities(shared):
 
 def test_logits_of_the_cache_are_those_of_the_whole_text():
     """Random lengths, in chunks, together: each position has the logits of a forward pass over all tokens before."""
-    model, made = tiny.model(), engine(budget=24, most=4)
+    model, llm = tiny.model(), engine(budget=24, most=4)
     prompts = tiny.prompts(1, 2, 17, 33, 50, 97, seed=4)
-    outputs = made.generate(prompts, Sampling(max_tokens=9, seed=0, logprobs=5, prompt_logprobs=5, ignore_end=True))
+    outputs = llm.generate(prompts, Sampling(max_tokens=9, seed=0, logprobs=5, prompt_logprobs=5, ignore_end=True))
     for output in outputs:
         with torch.no_grad():
             whole = model(torch.tensor([output.prompt + output.tokens])).logits[0].log_softmax(-1)
-        told = output.prompt_logprobs + output.completions[0].logprobs
-        assert len(told) == len(output.prompt) + 8
-        for row, x in zip(whole, told, strict=False):
+        logprobs = output.prompt_logprobs + output.completions[0].logprobs
+        assert len(logprobs) == len(output.prompt) + 8
+        for row, x in zip(whole, logprobs, strict=False):
             expected = row.topk(5)
             assert [p for _, p in x.top] == pytest.approx(expected.values.tolist(), abs=2e-4)
 
@@ -155,20 +155,22 @@ def test_the_batch_does_not_change_a_bit(dtype):
     model, prompts = tiny.model(num_key_value_heads=4).to(dtype), tiny.prompts(5, 40, 23, 61)
     sampling = Sampling(max_tokens=8, temperature=0, logprobs=4, prompt_logprobs=4, ignore_end=True)
 
-    def told(outputs) -> list:
+    def logprobs_of(outputs) -> list:
         return [[x.prompt_logprobs, x.completions[0].logprobs] for x in outputs]
 
-    together = told(engine(model, budget=32).generate(prompts, sampling))
-    alone = [told(engine(model, budget=16, most=1, prefix_cache=False).generate([x], sampling))[0] for x in prompts]
+    together = logprobs_of(engine(model, budget=32).generate(prompts, sampling))
+    alone = [
+        logprobs_of(engine(model, budget=16, most=1, prefix_cache=False).generate([x], sampling))[0] for x in prompts
+    ]
     assert together == alone
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scored_tokens_have_the_bits_of_generated_ones(dtype):
     """The log-probabilities of an output do not change when it is given as a prompt, computed at once."""
-    made, prompts = engine(tiny.model().to(dtype), budget=128), tiny.prompts(5, 40)
-    outputs = made.generate(prompts, Sampling(max_tokens=20, seed=1, logprobs=0, ignore_end=True))
-    scored = made.generate([x.prompt + x.tokens for x in outputs], Sampling(max_tokens=1, prompt_logprobs=0))
+    llm, prompts = engine(tiny.model().to(dtype), budget=128), tiny.prompts(5, 40)
+    outputs = llm.generate(prompts, Sampling(max_tokens=20, seed=1, logprobs=0, ignore_end=True))
+    scored = llm.generate([x.prompt + x.tokens for x in outputs], Sampling(max_tokens=1, prompt_logprobs=0))
     for output, score in zip(outputs, scored, strict=True):
         assert score.prompt_logprobs[len(output.prompt) - 1 :] == output.completions[0].logprobs
 
@@ -176,9 +178,9 @@ def test_scored_tokens_have_the_bits_of_generated_ones(dtype):
 def test_prompt_log_probabilities_survive_a_preemption():
     prompts = tiny.prompts(40, 40)
     sampling = Sampling(max_tokens=30, temperature=0, prompt_logprobs=0, ignore_end=True)
-    made = engine(blocks=8, longest=100, budget=16, most=4)
-    outputs = made.generate(prompts, sampling)
-    assert made.scheduler.preemptions
+    llm = engine(blocks=8, longest=100, budget=16, most=4)
+    outputs = llm.generate(prompts, sampling)
+    assert llm.scheduler.preemptions
     assert [[x.token for x in o.prompt_logprobs] for o in outputs] == [x[1:] for x in prompts]
 
 
@@ -294,19 +296,19 @@ def test_models_that_see_later_tokens_are_refused():
 
 def test_replicas():
     model, prompts = tiny.model(), tiny.prompts(5, 40, 20)
-    made = Replicas.of(model, 2, plan="single", blocks=32, budget=64, most=4)
-    outputs = made.generate(prompts, GREEDY)
+    replicas = Replicas.of(model, 2, plan="single", blocks=32, budget=64, most=4)
+    outputs = replicas.generate(prompts, GREEDY)
     assert [x.tokens for x in outputs] == [tiny.greedy(model, x, 12, eos_token_id=None) for x in prompts]
-    assert all(x.steps for x in made.engines)
-    (again,) = made.generate([prompts[1]], GREEDY)
+    assert all(x.steps for x in replicas.engines)
+    (again,) = replicas.generate([prompts[1]], GREEDY)
     assert again.cached == 32
     assert route([0, 32], [0, 3]) == 1 and route([0, 32], [0, 9]) == 0 and route([0, 0], [2, 1]) == 1
 
 
 def test_embeddings(shared):
     prompts = tiny.prompts(3, 9)
-    made = shared.embed(prompts)
-    for prompt, x in zip(prompts, made, strict=True):
+    embeddings = shared.embed(prompts)
+    for prompt, x in zip(prompts, embeddings, strict=True):
         with torch.no_grad():
             hidden = tiny.model().model(torch.tensor([prompt])).last_hidden_state[0].mean(0)
         torch.testing.assert_close(x, hidden / hidden.norm(), atol=1e-5, rtol=1e-4)
@@ -326,20 +328,20 @@ def test_a_request_that_fails_does_not_end_the_others(shared):
 def test_new_weights_while_requests_run():
     """What was computed with the old weights is computed again, and never found by others."""
     prompt, other = tiny.prompts(40)[0], tiny.model(seed=5)
-    made = engine()
-    output = made.add(Request(prompt, Sampling(max_tokens=20, temperature=0, ignore_end=True)))
+    llm = engine()
+    output = llm.add(Request(prompt, Sampling(max_tokens=20, temperature=0, ignore_end=True)))
     for _ in range(8):
-        made.step()
-    made.update(other.state_dict())
+        llm.step()
+    llm.update(other.state_dict())
     done = list(output.tokens)
-    while made.busy:
-        made.step()
+    while llm.busy:
+        llm.step()
     assert output.tokens == done + tiny.greedy(other, prompt + done, 20 - len(done), eos_token_id=None)
-    assert made.generate([prompt], GREEDY)[0].tokens == tiny.greedy(other, prompt, 12, eos_token_id=None)
-    before = made.runner.store["param:model.model.norm.weight"]
+    assert llm.generate([prompt], GREEDY)[0].tokens == tiny.greedy(other, prompt, 12, eos_token_id=None)
+    before = llm.runner.store["param:model.model.norm.weight"]
     with pytest.raises(ValueError, match="lm_head"):
-        made.update({**tiny.model().state_dict(), "lm_head.weight": torch.zeros(3)})
-    assert torch.equal(before, made.runner.store["param:model.model.norm.weight"])
+        llm.update({**tiny.model().state_dict(), "lm_head.weight": torch.zeros(3)})
+    assert torch.equal(before, llm.runner.store["param:model.model.norm.weight"])
 
 
 def test_a_neighbour_with_top_p_changes_nothing():
@@ -350,27 +352,27 @@ def test_a_neighbour_with_top_p_changes_nothing():
 
 
 def test_the_same_id_twice_reports_the_whole_prompt():
-    made, prompt = engine(), tiny.prompts(39)[0]
+    llm, prompt = engine(), tiny.prompts(39)[0]
     for _ in range(2):
-        output = made.generate([Request(prompt, Sampling(max_tokens=1, prompt_logprobs=0), id="same")])[0]
+        output = llm.generate([Request(prompt, Sampling(max_tokens=1, prompt_logprobs=0), id="same")])[0]
         assert [x.token for x in output.prompt_logprobs] == prompt[1:]
 
 
 def test_frozen_parameters_are_shared_until_they_get_other_values():
     model = tiny.model().requires_grad_(False)
     model.lm_head.weight.requires_grad_(True)
-    made = Engine(model, plan="single", blocks=32, share_frozen=True)
-    held, before = made.runner.store.parts[0], {name: x.clone() for name, x in model.state_dict().items()}
+    llm = Engine(model, plan="single", blocks=32, share_frozen=True)
+    stored, before = llm.runner.store.parts[0], {name: x.clone() for name, x in model.state_dict().items()}
     for name, x in model.named_parameters():
-        assert (held[f"param:model.{name}"].data_ptr() == x.data_ptr()) == (not x.requires_grad), name
-    made.update(model.state_dict())
-    assert held["param:model.model.norm.weight"].data_ptr() == model.model.norm.weight.data_ptr()
-    made.update({name: x + 1 for name, x in before.items()})
+        assert (stored[f"param:model.{name}"].data_ptr() == x.data_ptr()) == (not x.requires_grad), name
+    llm.update(model.state_dict())
+    assert stored["param:model.model.norm.weight"].data_ptr() == model.model.norm.weight.data_ptr()
+    llm.update({name: x + 1 for name, x in before.items()})
     for name, x in model.state_dict().items():
         assert torch.equal(x, before[name]), "the model is not written into"
-        if f"param:model.{name}" in held:
-            assert torch.equal(held[f"param:model.{name}"], before[name] + 1)
+        if f"param:model.{name}" in stored:
+            assert torch.equal(stored[f"param:model.{name}"], before[name] + 1)
     prompts, sampling = tiny.prompts(5, 9), Sampling(max_tokens=6, temperature=0)
     model.load_state_dict({name: x + 1 for name, x in before.items()})
     expected = Engine(model, plan="single", blocks=32).generate(prompts, sampling)
-    assert [x.tokens for x in made.generate(prompts, sampling)] == [x.tokens for x in expected]
+    assert [x.tokens for x in llm.generate(prompts, sampling)] == [x.tokens for x in expected]

@@ -50,9 +50,9 @@ class CallsAgain:
 
 
 def engine(recorder: CallsAgain | None = None, **options) -> Engine:
-    made = Engine(zoo.llama(2).eval(), memory=MEMORY, self_check=False, **options)
-    made.runner.recorder = recorder
-    return made
+    llm = Engine(zoo.llama(2).eval(), memory=MEMORY, self_check=False, **options)
+    llm.runner.recorder = recorder
+    return llm
 
 
 def test_an_engine_generates_the_same_with_recorded_steps():
@@ -74,14 +74,14 @@ def test_steps_are_recorded_once_and_again_when_the_weights_have_moved():
         for x in other.parameters():
             x.mul_(1.5)
     ours.update(other.state_dict())  # in place
-    got = ours.generate(PROMPTS, GREEDY)
+    outputs = ours.generate(PROMPTS, GREEDY)
     assert recorder.records == records
-    assert [x.tokens for x in got] == [
+    assert [x.tokens for x in outputs] == [
         x.tokens for x in Engine(other, memory=MEMORY, self_check=False).generate(PROMPTS, GREEDY)
     ]
-    held = ours.runner.store.parts[0]
-    name = next(x for x in held if x.startswith("param:"))
-    held[name] = held[name].clone()
+    stored = ours.runner.store.parts[0]
+    name = next(x for x in stored if x.startswith("param:"))
+    stored[name] = stored[name].clone()
     ours.update(other.state_dict())
     assert not ours.runner.recorded
     ours.generate(PROMPTS, GREEDY)

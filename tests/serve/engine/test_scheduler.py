@@ -68,11 +68,11 @@ class Simulated:
                 block = sequence.blocks[position // SIZE]
                 assert self.pool.is_own(block), "a shared block is written"
                 written[block * SIZE + position % SIZE] += 1
-                held = self.cache.setdefault(("cache", block), [None] * SIZE)
-                held[position % SIZE] = tuple(tokens[: position + 1])
+                entry = self.cache.setdefault(("cache", block), [None] * SIZE)
+                entry[position % SIZE] = tuple(tokens[: position + 1])
             for position in range(start + count):
-                held = self.cache["cache", sequence.blocks[position // SIZE]][position % SIZE]
-                assert held == tuple(tokens[: position + 1]), "the cache has other tokens"
+                entry = self.cache["cache", sequence.blocks[position // SIZE]][position % SIZE]
+                assert entry == tuple(tokens[: position + 1]), "the cache has other tokens"
         assert all(n == 1 for n in written.values())
         for piece in batch.pieces:
             sequence = piece.sequence
@@ -92,13 +92,13 @@ class Simulated:
 
     def check(self) -> None:
         """No block is leaked, and holders are counted."""
-        held = Counter(block for x in self.scheduler for block in (*x.blocks, *x.source_blocks))
-        assert [held[i] for i in range(self.pool.count)] == self.pool.ref_count
+        holders = Counter(block for x in self.scheduler for block in (*x.blocks, *x.source_blocks))
+        assert [holders[i] for i in range(self.pool.count)] == self.pool.ref_count
         assert set(self.pool.free_list) == {i for i, n in enumerate(self.pool.ref_count) if not n}
         assert len(self.scheduler.running) <= self.scheduler.most
         if self.host:
-            kept = Counter(block for x in self.scheduler for block in x.swapped)
-            assert [kept[i] for i in range(self.host.count)] == self.host.ref_count
+            host_holders = Counter(block for x in self.scheduler for block in x.swapped)
+            assert [host_holders[i] for i in range(self.host.count)] == self.host.ref_count
 
     def end(self) -> None:
         for sequence in list(self.scheduler):
@@ -134,8 +134,8 @@ def test_any_sequence_of_events(actions, host, keep, blocks):
             simulated.add(prompt, priority, user, n, read=read)
         elif kind == "step":
             simulated.step(*rest)
-        elif found := list(simulated.scheduler):
-            simulated.scheduler.remove(found[rest[0] % len(found)])
+        elif sequences := list(simulated.scheduler):
+            simulated.scheduler.remove(sequences[rest[0] % len(sequences)])
         for sequence in list(simulated.scheduler):
             if len(sequence.tokens) + 4 > most - simulated.pool.needed(sequence.slots) * SIZE:
                 simulated.scheduler.remove(sequence)

@@ -94,12 +94,12 @@ def test_the_check_leaves_model_and_output_alone(caplog):
     """The step that the check captures is that of a short prompt."""
     model = tiny.model()
     names = {name: x.data_ptr() for name, x in model.named_parameters()}
-    made = engine(model)
-    shapes = set(made.runner.ready)
-    outputs = made.generate([[1, 2, 3]], Sampling(max_tokens=4, temperature=0))
+    llm = engine(model)
+    shapes = set(llm.runner.ready)
+    outputs = llm.generate([[1, 2, 3]], Sampling(max_tokens=4, temperature=0))
     assert {name: x.data_ptr() for name, x in model.named_parameters()} == names
     assert outputs[0].tokens == tiny.greedy(model, [1, 2, 3], 4) and outputs[0].cached == 0
-    assert shapes <= set(made.runner.ready) and len(made.runner.ready) == 2
+    assert shapes <= set(llm.runner.ready) and len(llm.runner.ready) == 2
     assert not caplog.records
 
 

@@ -74,8 +74,8 @@ def test_the_result_is_the_same_without_mutation(function):
     _, after = traced(function, (3, 4), (4,))
     assert not any(map(mutates, after.graph.nodes))
     x, y = torch.randn(3, 4), torch.randn(4)
-    made, expected = fx.GraphModule(after.constants, after.graph)(x, y), function(x, y)
-    for a, b in zip(made, expected, strict=True):
+    outputs, expected = fx.GraphModule(after.constants, after.graph)(x, y), function(x, y)
+    for a, b in zip(outputs, expected, strict=True):
         assert torch.equal(a, b)
 
 

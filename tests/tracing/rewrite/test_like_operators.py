@@ -13,7 +13,7 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-def made(function, x):
+def targets_and_module(function, x):
     """The operators of a function of x, rewritten, and its value."""
     with compat.fake_mode():
         graph = trace(function, torch.empty_like(x, device="cpu")).graph
@@ -40,16 +40,16 @@ X = torch.arange(6).view(2, 3)
     ],
 )
 def test_a_full_tensor_of_the_same_shape_dtype_and_number(function):
-    operators, value = made(function, X)
+    operators, value = targets_and_module(function, X)
     assert operators == [aten.full.default]
     assert value.dtype == function(X).dtype and torch.equal(value, function(X))
 
 
 def test_what_is_undefined_is_only_allocated():
-    operators, value = made(lambda x: torch.empty_like(x.sin()), X)
+    operators, value = targets_and_module(lambda x: torch.empty_like(x.sin()), X)
     assert operators == [aten.empty.memory_format] and value.shape == X.shape and value.dtype == torch.float32
 
 
 def test_one_number_stays_where_it_is():
-    operators, _ = made(lambda x: torch.ones_like(x.sum()), X)
+    operators, _ = targets_and_module(lambda x: torch.ones_like(x.sum()), X)
     assert operators == [aten.sum.default, aten.ones_like.default]

@@ -25,7 +25,7 @@ def captured(function, *shape) -> tutti.StepGraph:
     return tutti.capture(Function(function), (torch.ones(*shape or (4, 6)),), gradients=False, patterns=())
 
 
-def found(pattern, function, anchor, exact=True) -> int:
+def match_count(pattern, function, anchor, exact=True) -> int:
     """How often one function is found in another."""
     small, large = captured(pattern), captured(function)
     calls = [n for n in small.calls if n.target is not aten.sum.default]
@@ -56,16 +56,16 @@ def pattern(w, x):
     }.values(),
 )
 def test_exactly(function, times):
-    assert found(pattern, function, aten.exp.default) == times
+    assert match_count(pattern, function, aten.exp.default) == times
 
 
 def test_whatever_the_shapes_and_numbers():
-    assert found(pattern, lambda w, x: (w[:2] + x[:2].exp()) * 3.0, aten.exp.default, exact=False) == 1
-    assert found(pattern, lambda w, x: (w - x.exp()) * 2.0, aten.exp.default, exact=False) == 0
+    assert match_count(pattern, lambda w, x: (w[:2] + x[:2].exp()) * 3.0, aten.exp.default, exact=False) == 1
+    assert match_count(pattern, lambda w, x: (w - x.exp()) * 2.0, aten.exp.default, exact=False) == 0
 
 
 def test_different_nodes_stand_for_different_nodes():
     """The two sines of a pattern may not be the same one."""
     two = lambda w, x: w.sin() * x.sin().exp()  # noqa: E731
-    assert found(two, lambda w, x: w.sin() * x.sin().exp(), aten.exp.default) == 1
-    assert found(two, lambda w, x: x.sin() * x.sin().exp(), aten.exp.default) == 0
+    assert match_count(two, lambda w, x: w.sin() * x.sin().exp(), aten.exp.default) == 1
+    assert match_count(two, lambda w, x: x.sin() * x.sin().exp(), aten.exp.default) == 0

@@ -29,9 +29,9 @@ def gradient(draw, seed=0, x=None):
 
 
 def test_dropout_keeps_its_share_and_scales_it():
-    kept, _ = gradient(lambda h: F.dropout(h, 0.25, training=True))
-    assert kept.unique().tolist() == [0.0, pytest.approx(4 / 3)]
-    assert (kept > 0).float().mean().item() == pytest.approx(0.75, abs=0.04)
+    factors, _ = gradient(lambda h: F.dropout(h, 0.25, training=True))
+    assert factors.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert (factors > 0).float().mean().item() == pytest.approx(0.75, abs=0.04)
 
 
 def test_seed_and_step_choose_the_numbers():

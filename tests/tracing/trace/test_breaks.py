@@ -51,13 +51,16 @@ def test_each_break_has_its_line_a_reason_and_a_remedy(function):
     fast(UP)
     source, reason, instead = EXPECTED[function.__name__]
     code = function.__code__
-    fitting = [found for found in fast.report().breaks if found.source.startswith(source) and reason in found.reason]
+    fitting = [each for each in fast.report().breaks if each.source.startswith(source) and reason in each.reason]
     assert len(fitting) == 1 and instead in fitting[0].instead
-    (found,) = fitting
-    assert found.file == code.co_filename and code.co_firstlineno < found.line < code.co_firstlineno + 12
-    assert linecache.getline(found.file, found.line).strip() == found.source
+    (graph_break,) = fitting
+    assert graph_break.file == code.co_filename and code.co_firstlineno < graph_break.line < code.co_firstlineno + 12
+    assert linecache.getline(graph_break.file, graph_break.line).strip() == graph_break.source
     text = str(fast.report())
-    assert f"{found.file}:{found.line} in {found.function}: {found.source}" in text and found.reason in text
+    assert (
+        f"{graph_break.file}:{graph_break.line} in {graph_break.function}: {graph_break.source}" in text
+        and graph_break.reason in text
+    )
 
 
 def test_a_function_that_is_given_up_is_said_to_be_and_its_loop_s_body_is_compiled_when_it_is_a_function():
@@ -72,8 +75,8 @@ def test_a_function_that_is_given_up_is_said_to_be_and_its_loop_s_body_is_compil
 
     fast = tutti.jit(loops, level="O0")
     assert fast(UP) == loops(UP)
-    (found,) = fast.report().breaks
-    assert found.whole and "a separate function" in str(found)
+    (graph_break,) = fast.report().breaks
+    assert graph_break.whole and "a separate function" in str(graph_break)
     assert {graph.function for graph in fast.report().graphs} == {"body"}
 
 
@@ -83,12 +86,16 @@ def test_a_break_in_a_function_that_is_called_is_told_once_and_where_it_is():
 
     fast = tutti.jit(lambda x: inner(x + 1) * 3, level="O0")
     fast(UP), fast(-UP)
-    (found,) = fast.report().breaks
-    assert found.function == "inner" and not found.whole
+    (graph_break,) = fast.report().breaks
+    assert graph_break.function == "inner" and not graph_break.whole
 
 
 def test_what_is_not_known_is_told_in_torch_s_words():
     said = "Something new\n  Explanation: It is new.\n  Hint: Set `torch._dynamo.config.new`.\n  Hint: Do without.\n"
-    found = put_into_words(compat.GraphBreak(said, "nowhere.py", 3, "f"))
-    assert found.reason == "TorchDynamo does not trace it: Something new" and found.instead == "Do without."
-    assert found.message == said and found.source == "" and found.reason not in {reason for _, reason, _ in REASONS}
+    graph_break = put_into_words(compat.GraphBreak(said, "nowhere.py", 3, "f"))
+    assert graph_break.reason == "TorchDynamo does not trace it: Something new" and graph_break.instead == "Do without."
+    assert (
+        graph_break.message == said
+        and graph_break.source == ""
+        and graph_break.reason not in {reason for _, reason, _ in REASONS}
+    )

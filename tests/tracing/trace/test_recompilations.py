@@ -53,5 +53,5 @@ def test_gradients_that_are_switched_off_are_told():
     ],
 )
 def test_the_words_for_guards(guard, words):
-    found = put_into_words(compat.Recompiled(guard, "model.py", 3, "f", False))
-    assert words in found.reason and found.guard == guard.partition("  #")[0][5:].strip()
+    recompilation = put_into_words(compat.Recompiled(guard, "model.py", 3, "f", False))
+    assert words in recompilation.reason and recompilation.guard == guard.partition("  #")[0][5:].strip()

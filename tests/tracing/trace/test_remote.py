@@ -69,8 +69,8 @@ def test_no_value_is_needed(use, remote, shelf):
 
 @pytest.mark.parametrize("use", WITH)
 def test_the_value_is_fetched_once(use, remote, shelf):
-    found = use(remote)
-    assert torch.equal(found.detach(), VALUE + 1) and not isinstance(found, Remote)
+    value = use(remote)
+    assert torch.equal(value.detach(), VALUE + 1) and not isinstance(value, Remote)
     assert shelf.count == 1 and type(remote) is nn.Parameter and home_of(remote) is None
     assert vars(remote) == {}
 
@@ -83,8 +83,8 @@ def test_memory_is_one_element(remote):
 def test_a_module_with_remote_tensors(shelf):
     module = nn.LSTM(4, 4)
     wanted = module(torch.ones(1, 1, 4))[0]
-    kept = {name: x.clone() for name, x in module.state_dict().items()}
-    shelf.fetched = lambda name, tensor: kept[name].clone()
+    tensors = {name: x.clone() for name, x in module.state_dict().items()}
+    shelf.fetched = lambda name, tensor: tensors[name].clone()
     for name, p in module.named_parameters():
         make_remote(p, shelf, name)
     assert torch.equal(module(torch.ones(1, 1, 4))[0], wanted)
@@ -93,7 +93,7 @@ def test_a_module_with_remote_tensors(shelf):
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
-    assert all(torch.equal(x, kept[name]) for name, x in torch.load(file, weights_only=True).items())
+    assert all(torch.equal(x, tensors[name]) for name, x in torch.load(file, weights_only=True).items())
 
 
 def test_strides_and_versions_are_kept(shelf):

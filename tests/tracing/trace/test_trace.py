@@ -45,7 +45,7 @@ def number(x, y):
 
 def kept_number(x, y):
     """A tensor that is no argument has a value."""
-    return (x * KEPT.item(),)
+    return (x * CONSTANT.item(),)
 
 
 def resized(x, y):
@@ -58,7 +58,7 @@ def composed(x, y):
 
 
 FUNCTIONS = [gradients, parts, in_place, mapped, number, kept_number, resized, composed]
-KEPT = torch.tensor(3.0)
+CONSTANT = torch.tensor(3.0)
 X, Y = torch.randn(4, 3), torch.randn(3, 5)
 
 
@@ -91,8 +91,8 @@ def test_it_computes_what_the_function_does(function):
     with compat.fake_mode():
         traced = trace(function, torch.empty(4, 3), torch.empty(3, 5))
     module = fx.GraphModule(traced.constants, traced.graph)
-    for found, expected in zip(module(X, Y), function(X, Y), strict=True):
-        assert torch.equal(found, expected)
+    for output, expected in zip(module(X, Y), function(X, Y), strict=True):
+        assert torch.equal(output, expected)
 
 
 def test_nodes_are_signed():

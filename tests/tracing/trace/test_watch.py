@@ -27,7 +27,7 @@ def losses(make: Callable[[], tuple[Loss, Callable[[], Any]]], lifted: bool, ste
     model, (loss, change), batch = torch.nn.Linear(3, 1), make(), {"x": torch.randn(4, 3)}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step = tutti.parallelize(model, optimizer, batch, loss=loss, plan="single") if lifted else None
-    found = []
+    values = []
     for _ in range(steps):
         if step:
             value = step(batch)
@@ -36,9 +36,9 @@ def losses(make: Callable[[], tuple[Loss, Callable[[], Any]]], lifted: bool, ste
             value.backward()
             optimizer.step()
             optimizer.zero_grad()
-        found.append(value.item())
+        values.append(value.item())
         change()
-    return found
+    return values
 
 
 def array_as_a_number():
@@ -47,13 +47,13 @@ def array_as_a_number():
 
 
 def array_replaced():
-    held = SimpleNamespace(a=np.ones(3, dtype=np.float32))
-    return lambda m, b: score(m, b) * float(held.a[0]), lambda: setattr(held, "a", held.a * 2)
+    namespace = SimpleNamespace(a=np.ones(3, dtype=np.float32))
+    return lambda m, b: score(m, b) * float(namespace.a[0]), lambda: setattr(namespace, "a", namespace.a * 2)
 
 
 def number_of_numpy():
-    held = SimpleNamespace(k=np.float64(1))
-    return lambda m, b: score(m, b) * float(held.k), lambda: setattr(held, "k", held.k * 2)
+    namespace = SimpleNamespace(k=np.float64(1))
+    return lambda m, b: score(m, b) * float(namespace.k), lambda: setattr(namespace, "k", namespace.k * 2)
 
 
 def deep_object():

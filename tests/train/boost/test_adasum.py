@@ -55,7 +55,7 @@ def by_hand(make, parts, count):
             model(**part).backward()
             each.append({name: p.grad for name, p in model.named_parameters()})
         for name, p in model.named_parameters():
-            p.grad = adasum([found[name] for found in each])
+            p.grad = adasum([gradients[name] for gradients in each])
         optimizer.step()
     return {name: p.detach() for name, p in model.named_parameters()}
 

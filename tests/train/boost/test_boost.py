@@ -19,11 +19,11 @@ def test_levels():
     for level, options in LEVELS.items():
         algorithms = Boost.parse(level).algorithms
         assert list(algorithms) == list(options) == ([] if level == "O0" else ["less_bn", "layer_skip"])
-        assert all(getattr(algorithms[name], key) == x for name, given in options.items() for key, x in given.items())
+        assert all(getattr(algorithms[name], key) == x for name, values in options.items() for key, x in values.items())
 
 
 def test_each_level_leaves_out_more():
-    """Of the layers of a Transformer, on average over a run."""
+    """Shares of the layers of a Transformer, on average over a run."""
     layer = torch.nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
     batch, shares = (torch.ones(2, 3, 4),), []
@@ -95,9 +95,9 @@ def test_three_algorithms():
 
 @pytest.mark.slow
 def test_three_algorithms_under_a_plan():
-    found = together("cpu:2", "zero3")
+    sharded = together("cpu:2", "zero3")
     for name, exact in together("cpu:1", "single").items():
-        torch.testing.assert_close(found[name], exact, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sharded[name], exact, rtol=1e-4, atol=1e-5)
 
 
 def test_level_0_is_a_plain_step():

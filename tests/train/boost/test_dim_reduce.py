@@ -118,20 +118,20 @@ def test_steps_equal_the_definition():
     model, algorithm, batch = Quadratic(), DimReduce(components=3, alpha=0.05, reset=False), {"x": torch.zeros(1)}
     rows = torch.linalg.qr(torch.randn(6, 3, dtype=torch.float64)).Q.T
     state, w = algorithm.first_state([rows]), model.w.detach().clone()
-    known = {"P": rows, "B": torch.eye(3, dtype=torch.float64), "last_q": None, "s": torch.zeros(3).double(),
-             "v": torch.zeros(6).double()}  # fmt: skip
+    reference_state = {"P": rows, "B": torch.eye(3, dtype=torch.float64), "last_q": None, "s": torch.zeros(3).double(),
+                       "v": torch.zeros(6).double()}  # fmt: skip
     for _ in range(6):
         algorithm.update(state, model, batch, default_loss)
-        w = reference(known, w, model.a @ (w - 1), lambda x: (x - 1) @ model.a @ (x - 1) / 2, algorithm)
+        w = reference(reference_state, w, model.a @ (w - 1), lambda x: (x - 1) @ model.a @ (x - 1) / 2, algorithm)
         torch.testing.assert_close(model.w.detach(), w)
 
 
 def test_principal_components():
     directions = torch.linalg.qr(torch.randn(10, 2)).Q.T
     copies = torch.randn(8, 2) * torch.tensor([5.0, 1.0]) @ directions + torch.randn(10)
-    found = principal_components(copies, 2)
-    torch.testing.assert_close(found @ found.T, torch.eye(2), rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.T @ found, directions.T @ directions, rtol=0, atol=1e-4)
+    components = principal_components(copies, 2)
+    torch.testing.assert_close(components @ components.T, torch.eye(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(components.T @ components, directions.T @ directions, rtol=0, atol=1e-4)
     with pytest.raises(ValueError, match="8 copies of the weights vary in 2 directions; dim_reduce asks for 3"):
         principal_components(copies, 3)
 

@@ -101,13 +101,13 @@ def test_equals_plain_training_without_the_gradients(name, plan):
 
 def test_with_microbatches_clipping_and_skipped_steps():
     """The norm that is clipped is that of the gradients of the trained groups."""
-    found = {}
+    states = {}
     for plan, accumulate in (("dp", 1), ("zero3", 2)):
         step = boosted(OPTIMIZERS["AdamW"], plan, clip_norm=1e-3, accumulate=accumulate, max_nonfinite_steps=2)
         for i, batch in enumerate(batches(8)):
             step({"x": batch["x"] * torch.nan} if i == 3 else batch)
         assert step.skipped == 1
-        found[accumulate] = step.state_dict()
+        states[accumulate] = step.state_dict()
     model = Net()
     optimizer, params, groups = OPTIMIZERS["AdamW"](model), dict(model.named_parameters()), split(model, 3)
     for i, (batch, index) in enumerate(zip(batches(8), sequence(3, 1, 0.5, seed=3), strict=False)):
@@ -118,7 +118,7 @@ def test_with_microbatches_clipping_and_skipped_steps():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
         if i != 3:
             optimizer.step()
-    for state in found.values():
+    for state in states.values():
         for name, p in params.items():
             torch.testing.assert_close(state[name], p.detach(), rtol=1e-4, atol=1e-5)
 

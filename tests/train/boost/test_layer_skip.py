@@ -62,7 +62,7 @@ def test_few_sets_and_a_function_of_the_step():
 
 
 def test_layers_that_join_together_are_counted_together():
-    """Of 8 layers, 5 are left out at first and 3 later: two join before the other three, and three are always used."""
+    """5 of 8 layers are left out at first and 3 later: two join before the other three, and three are always used."""
     skip, model = LayerSkip(steps=100), Net(8)
     skip.prepare_model(model, batches(1)[0], default_loss)
     early, late = set(skip.skipped(0)) - set(skip.skipped(30)), set(skip.skipped(30))

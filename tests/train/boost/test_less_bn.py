@@ -123,13 +123,13 @@ def test_trains_under_a_plan_like_on_one_device():
     torch.manual_seed(0)
     model, batch = ResNet(BasicBlock, (1,), width=4, classes=4), batch_of(size=4, rows=8)
     LessBN(multiplier=4.0).prepare_model(model, batch, loss)
-    found = {}
+    states = {}
     for cluster, plan in (("cpu:1", "single"), ("cpu:2", "zero3")):
         own = copy.deepcopy(model)
         step = tutti.parallelize(own, torch.optim.SGD(own.parameters(), lr=0.1), batch, loss=loss, cluster=cluster,
                                  plan=plan, level="O0")  # fmt: skip
         for _ in range(3):
             step(batch)
-        found[plan] = step.state_dict()
-    for name, exact in found["single"].items():
-        torch.testing.assert_close(found["zero3"][name], exact, rtol=1e-4, atol=1e-5)
+        states[plan] = step.state_dict()
+    for name, exact in states["single"].items():
+        torch.testing.assert_close(states["zero3"][name], exact, rtol=1e-4, atol=1e-5)

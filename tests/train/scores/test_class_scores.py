@@ -12,11 +12,11 @@ def drawn(classes, seed=0):
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_scores_are_those_of_scikit_learn(classes):
-    made, wanted = drawn(classes)
-    assert accuracy(made, wanted) == pytest.approx(accuracy_score(wanted, made))
-    assert f1(made, wanted, "macro") == pytest.approx(f1_score(wanted, made, average="macro"))
+    predicted, wanted = drawn(classes)
+    assert accuracy(predicted, wanted) == pytest.approx(accuracy_score(wanted, predicted))
+    assert f1(predicted, wanted, "macro") == pytest.approx(f1_score(wanted, predicted, average="macro"))
     if classes == 2:
-        assert f1(made, wanted) == pytest.approx(f1_score(wanted, made))
+        assert f1(predicted, wanted) == pytest.approx(f1_score(wanted, predicted))
 
 
 def test_logits_and_labels_that_do_not_count():

@@ -47,8 +47,8 @@ def test_samples_of_gaussians_give_the_distance_of_the_gaussians():
     extractor = torch.nn.Linear(3, 3, bias=False)
     torch.nn.init.eye_(extractor.weight)
     real = Features.of(extractor, (torch.randn(5000, 3, generator=draw) for _ in range(4)))
-    made = Features.of(extractor, (torch.randn(5000, 3, generator=draw) * scale + 1 for _ in range(4)))
-    assert real.distance(made) == pytest.approx(3 + ((scale - 1) ** 2).sum().item(), rel=0.05)
+    generated = Features.of(extractor, (torch.randn(5000, 3, generator=draw) * scale + 1 for _ in range(4)))
+    assert real.distance(generated) == pytest.approx(3 + ((scale - 1) ** 2).sum().item(), rel=0.05)
 
 
 def test_features_that_do_not_fit():

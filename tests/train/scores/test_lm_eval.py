@@ -37,9 +37,11 @@ def plain(folder, context, continuation):
     if not context:
         before, both = [0], [0, *both]
     with torch.no_grad():
-        told = model(torch.tensor([both])).logits[0].log_softmax(-1)
+        logprobs = model(torch.tensor([both])).logits[0].log_softmax(-1)
     places = range(len(before), len(both))
-    return sum(told[i - 1, both[i]].item() for i in places), all(told[i - 1].argmax() == both[i] for i in places)
+    return sum(logprobs[i - 1, both[i]].item() for i in places), all(
+        logprobs[i - 1].argmax() == both[i] for i in places
+    )
 
 
 def requests(*args):
@@ -48,14 +50,14 @@ def requests(*args):
 
 def test_loglikelihoods(scorer, causal):
     pairs = [("the big", " cat sat"), ("the", " dog"), ("", "the cat"), ("the cat sat on the ", "mat"), ("a", "b")]
-    found = Answers(scorer).loglikelihood(requests(*pairs))
+    answers = Answers(scorer).loglikelihood(requests(*pairs))
     pairs[3] = ("the cat sat on the", " mat")  # spaces belong to the continuation
-    for (value, greedy), pair in zip(found, pairs, strict=True):
+    for (value, greedy), pair in zip(answers, pairs, strict=True):
         assert (value, greedy) == (pytest.approx(plain(causal, *pair)[0], rel=1e-4), plain(causal, *pair)[1])
     best = Answers(scorer).generate_until(requests(("the", {"until": [], "max_gen_toks": 3})))[0]
     ids = scorer.encode("the")
-    made = scorer.model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False)[0, len(ids) :].tolist()
-    assert best and scorer.of_tokens([(ids, made)])[0][1] is True
+    continuation = scorer.model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False)[0, len(ids) :].tolist()
+    assert best and scorer.of_tokens([(ids, continuation)])[0][1] is True
 
 
 def test_two_virtual_devices_have_the_numbers_of_one(scorer, causal):
@@ -77,8 +79,8 @@ def test_rolling_predicts_each_token_once(scorer, causal):
         end = min(begin + 32, len(ids))
         start = max(0, end - 33)
         with torch.no_grad():
-            told = scorer.model(torch.tensor([ids[start : end - 1]])).logits[0].log_softmax(-1)
-        total += sum(told[i - 1 - start, ids[i]].item() for i in range(begin, end))
+            logprobs = scorer.model(torch.tensor([ids[start : end - 1]])).logits[0].log_softmax(-1)
+        total += sum(logprobs[i - 1 - start, ids[i]].item() for i in range(begin, end))
     assert long == pytest.approx(total, rel=1e-4)
 
 
@@ -103,13 +105,13 @@ def test_lm_eval_runs_tasks_from_disk(causal, tmp_path, monkeypatch, capsys):
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "sums.yaml").write_text(TASK.format(test=tmp_path / "test.jsonl", train=tmp_path / "train.jsonl"))
-    found = run_harness(causal, ["sums"], tasks, few_shot=1)["sums"]
+    metrics = run_harness(causal, ["sums"], tasks, few_shot=1)["sums"]
     right = 0
     for row in test:
         context = f"1 + 1 = 2\n\n{row['a']} + {row['b']} ="
-        told = [plain(causal, context, f" {choice}")[0] for choice in (1, 2, 3)]
-        right += told.index(max(told)) == row["label"]
-    assert found["acc,none"] == pytest.approx(right / len(test))
+        scores = [plain(causal, context, f" {choice}")[0] for choice in (1, 2, 3)]
+        right += scores.index(max(scores)) == row["label"]
+    assert metrics["acc,none"] == pytest.approx(right / len(test))
     assert cli.main(["eval", str(causal), "--harness", "sums", "--tasks-from", str(tasks), "--few-shot", "1"]) == 0
     assert f"{right / len(test):.4f}" in capsys.readouterr().out
 

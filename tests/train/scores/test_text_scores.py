@@ -12,20 +12,20 @@ CAT = "the cat sat on the mat"
 def test_bleu_by_its_definition():
     """Papineni et al. 2002: the geometric mean of n-gram precisions, times the brevity penalty."""
     assert bleu([CAT], [CAT]) == pytest.approx(100)
-    made = "the cat sat on a mat"  # precisions 5/6, 3/5, 2/4, 1/3
-    assert bleu([made], [CAT]) == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    sentence = "the cat sat on a mat"  # precisions 5/6, 3/5, 2/4, 1/3
+    assert bleu([sentence], [CAT]) == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
     short = "the cat sat on"
     assert bleu([short], [CAT]) == pytest.approx(100 * math.exp(1 - 6 / 4))
-    assert bleu([made], [["nothing here", made]]) == pytest.approx(100)
-    assert bleu([CAT, made], [[CAT], ["nothing", made]]) == pytest.approx(100)
+    assert bleu([sentence], [["nothing here", sentence]]) == pytest.approx(100)
+    assert bleu([CAT, sentence], [[CAT], ["nothing", sentence]]) == pytest.approx(100)
 
 
 def test_rouge_by_its_definition():
     """Lin 2004: F of common words, common pairs of words, and the longest common subsequence."""
-    found = rouge(["the cat on mat"], [CAT])
-    assert found["rouge1"] == pytest.approx(2 * (4 / 4) * (4 / 6) / (4 / 4 + 4 / 6))
-    assert found["rouge2"] == pytest.approx(2 * (1 / 3) * (1 / 5) / (1 / 3 + 1 / 5))
-    assert found["rougeL"] == pytest.approx(0.8)
+    scores = rouge(["the cat on mat"], [CAT])
+    assert scores["rouge1"] == pytest.approx(2 * (4 / 4) * (4 / 6) / (4 / 4 + 4 / 6))
+    assert scores["rouge2"] == pytest.approx(2 * (1 / 3) * (1 / 5) / (1 / 3 + 1 / 5))
+    assert scores["rougeL"] == pytest.approx(0.8)
     assert rouge(["a b", CAT], ["c d", CAT])["rouge1"] == pytest.approx(0.5)
     assert rouge(["a b"], [["c d", "a b"]])["rouge1"] == 1
 

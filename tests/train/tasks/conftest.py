@@ -27,23 +27,25 @@ def sentences(count, seed=0, words=6):
 @pytest.fixture(scope="session")
 def tokenizer():
     """Byte-level BPE with `[CLS] a [SEP] b [SEP]`, sentinels and markers of the middle."""
-    made = train_tokenizer(sentences(200), 320)
-    made.add_tokens([f"<extra_id_{i}>" for i in range(8)], special_tokens=True)
-    made.add_tokens(["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"], special_tokens=True)
-    made.add_special_tokens({"mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"})
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    tokenizer = train_tokenizer(sentences(200), 320)
+    tokenizer.add_tokens([f"<extra_id_{i}>" for i in range(8)], special_tokens=True)
+    tokenizer.add_tokens(["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"], special_tokens=True)
+    tokenizer.add_special_tokens(
+        {"mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    )
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", made.cls_token_id), ("[SEP]", made.sep_token_id)],
+        special_tokens=[("[CLS]", tokenizer.cls_token_id), ("[SEP]", tokenizer.sep_token_id)],
     )
-    made.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    made.model_max_length = 32
-    return made
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer.model_max_length = 32
+    return tokenizer
 
 
 @pytest.fixture(scope="session")
 def processor(tmp_path_factory):
-    """Of speech at 1000 samples a second, and of letters."""
+    """A processor of speech at 1000 samples a second, and of letters."""
     file = tmp_path_factory.mktemp("ctc") / "vocab.json"
     file.write_text(json.dumps({token: i for i, token in enumerate(VOCABULARY)}))
     extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=1000, return_attention_mask=True)

@@ -55,8 +55,8 @@ def test_the_closed_form_for_gaussian_data_has_the_least_loss_and_samples_the_da
         other = Scaled(prediction)
         other.factor = factor
         assert loss(other) > least
-    made = task.sample(model, (4000, 1, 1, 1), steps=100)
-    assert abs(made.mean() - MEAN) < 0.03 and abs(made.std() - DEVIATION) < 0.03
+    samples = task.sample(model, (4000, 1, 1, 1), steps=100)
+    assert abs(samples.mean() - MEAN) < 0.03 and abs(samples.std() - DEVIATION) < 0.03
 
 
 def test_what_the_loss_draws_agrees_with_the_schedulers_of_diffusers():
@@ -165,8 +165,8 @@ def test_a_text_to_image_model_learns_and_samples(tokenizer, train):
     task = get_task("diffusion", size=8, text="text", length=6, prediction="v", drop=0.1)
     losses = train(task, model, colors(16), tokenizer, steps=20)
     assert losses[0] > 0.5 and np.mean(losses[-5:]) < 0.7 * losses[0]
-    made = task.sample(model, (2, 3, 8, 8), 3, texts=["red", "blue"], processor=tokenizer, guidance=2.0)
-    assert made.shape == (2, 3, 8, 8) and made.isfinite().all()
+    images = task.sample(model, (2, 3, 8, 8), 3, texts=["red", "blue"], processor=tokenizer, guidance=2.0)
+    assert images.shape == (2, 3, 8, 8) and images.isfinite().all()
     assert not any(p.requires_grad for p in model.text_encoder.parameters())
 
 

@@ -39,9 +39,9 @@ def test_several_labels_a_row(tmp_path, tokenizer):
     _, metrics = evaluated(tmp_path, model, rows, "sequence-classification", tokenizer)
     encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
     labels = np.array([row["label"] for row in rows])
-    made = model(**encoded, labels=torch.tensor(labels).float())
-    predicted = made.logits.detach().numpy() > 0
-    assert metrics["eval_loss"] == pytest.approx(made.loss.item(), rel=1e-5)
+    outputs = model(**encoded, labels=torch.tensor(labels).float())
+    predicted = outputs.logits.detach().numpy() > 0
+    assert metrics["eval_loss"] == pytest.approx(outputs.loss.item(), rel=1e-5)
     assert metrics["eval_accuracy"] == accuracy_score(labels, predicted)
     for name, average in (("f1", "micro"), ("f1_macro", "macro")):
         expected = f1_score(labels, predicted, average=average, zero_division=0)
@@ -75,7 +75,7 @@ def test_entities_are_those_of_seqeval(tmp_path, tokenizer):
         assert entities(tags) == set(seqeval.metrics.sequence_labeling.get_entities(tags))
     predicted, labels = draw.integers(0, 5, (2, 40, 9))
     labels[draw.random((40, 9)) < 0.2] = -100
-    pairs = [[[NAMES[i] for i in row[kept]] for row, kept in zip(rows, labels != -100, strict=True)]
+    pairs = [[[NAMES[i] for i in row[mask]] for row, mask in zip(rows, labels != -100, strict=True)]
              for rows in (labels, predicted)]  # fmt: skip
     scores = entity_scores(predicted, labels, NAMES)
     for name in ("precision", "recall", "f1"):

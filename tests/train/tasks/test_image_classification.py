@@ -31,8 +31,8 @@ def test_a_label_out_of_range():
 
 
 def test_scores():
-    made = EvalPrediction(predictions=np.eye(2)[[0, 1, 1]], label_ids=np.array([0, 1, 0]))
-    assert get_task("image-classification").metrics(made)["accuracy"] == pytest.approx(2 / 3)
+    prediction = EvalPrediction(predictions=np.eye(2)[[0, 1, 1]], label_ids=np.array([0, 1, 0]))
+    assert get_task("image-classification").metrics(prediction)["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_a_vit_learns(train):

@@ -28,8 +28,8 @@ def test_the_loss_is_that_of_the_model(processor):
 
 def test_scores_by_hand(processor):
     paths = np.array([[5, 5, 0, 5, 6], [7, 0, 0, 0, 0]])
-    made = EvalPrediction(predictions=np.eye(8)[paths], label_ids=np.array([[5, 5, 6], [5, 6, -100]]))
-    assert TASK.metrics(made)["token_error_rate"] == pytest.approx(2 / 5)
+    prediction = EvalPrediction(predictions=np.eye(8)[paths], label_ids=np.array([[5, 5, 6], [5, 6, -100]]))
+    assert TASK.metrics(prediction)["token_error_rate"] == pytest.approx(2 / 5)
     assert error_rate([("kitten", "sitting")]) == pytest.approx(3 / 7)
     assert TASK.decoded(np.eye(8)[paths], processor) == ["aab", "c"]
 

@@ -31,10 +31,10 @@ def test_masks_are_spans_and_their_fraction_is_that_of_overlapping_spans():
 
 def test_distractors_are_other_masked_frames():
     mask = TASK.mask(np.random.default_rng(1), 19)
-    made = TASK.distractors(np.random.default_rng(2), mask)
+    distractors = TASK.distractors(np.random.default_rng(2), mask)
     for frame in np.flatnonzero(mask):
-        assert mask[made[frame]].all() and (made[frame] != frame).all()
-    assert not made[~mask].any() and len(np.unique(made)) > 3
+        assert mask[distractors[frame]].all() and (distractors[frame] != frame).all()
+    assert not distractors[~mask].any() and len(np.unique(distractors)) > 3
 
 
 def test_the_loss_is_that_of_the_model_for_each_masked_frame():

@@ -15,8 +15,8 @@ def test_each_task_has_its_name_and_can_be_pickled(name):
 
 @pytest.mark.parametrize("module", (table, speech_pretraining))
 def test_examples(module):
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
+    results = doctest.testmod(module)
+    assert results.attempted and not results.failed
 
 
 def test_an_unknown_name_names_the_nearest():

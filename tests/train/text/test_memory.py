@@ -15,10 +15,10 @@ def megabytes(n):
 def test_live_bytes_counts_each_storage_once():
     gc.collect()
     before = live_bytes()
-    kept = megabytes(3)
-    views = [kept[:10], kept.view(-1, 2), kept.detach()]
+    tensor = megabytes(3)
+    views = [tensor[:10], tensor.view(-1, 2), tensor.detach()]
     assert live_bytes() - before == 3 * MB
-    del kept, views
+    del tensor, views
     assert live_bytes() == before
 
 

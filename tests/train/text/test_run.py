@@ -74,8 +74,8 @@ def test_a_run_gives_the_losses_of_a_plain_loop_and_a_model_that_transformers_lo
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
     assert AutoTokenizer.from_pretrained(f"{tiny.out}/model").model_max_length == 16
-    kept = sorted(os.listdir(f"{tiny.out}/checkpoints"))
-    assert kept == ["step-00000006", "step-00000008"]
+    checkpoints = sorted(os.listdir(f"{tiny.out}/checkpoints"))
+    assert checkpoints == ["step-00000006", "step-00000008"]
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_steps_are_recorded_and_their_phases_told(tiny, capsys):
 
 def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch):
     """By a clock that goes on two seconds with each batch of training, none of which is made before it is asked for."""
-    now, asked, reads, made = [0.0], threading.Semaphore(0), itertools.count(), []
+    now, asked, reads, loaded = [0.0], threading.Semaphore(0), itertools.count(), []
 
     def clock():
         value = now[0]
@@ -130,7 +130,7 @@ def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch)
             return make(loader, step)
         assert asked.acquire(timeout=60)
         now[0] += 2.0
-        made.append(step)
+        loaded.append(step)
         return make(loader, step)
 
     monkeypatch.setattr(prefetch, "perf_counter", clock)
@@ -140,7 +140,7 @@ def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch)
     )  # it has batches of its own
     command.run(tiny)
     lines = [line for line in read(command.Path(tiny.out)) if "data_seconds" in line]
-    assert made == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))
+    assert loaded == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))
     assert [line["data_seconds"] for line in lines] == [2.0] * 8
     assert all(line["data_share"] == line["data_seconds"] / line["seconds"] for line in lines)
     assert all(set(line["phases"]) >= {"data", "step"} for line in read_phases(command.Path(tiny.out, "monitor"))[0])

@@ -59,14 +59,14 @@ def sentences(rows=22, seed=0):
 def pad(features):
     """A collator that pads to the longest row, as those of transformers do."""
     most = max(len(x["input_ids"]) for x in features)
-    made = {"input_ids": [], "attention_mask": [], "labels": []}
+    batch = {"input_ids": [], "attention_mask": [], "labels": []}
     for x in features:
         ids, labels = x["input_ids"], x["labels"]
         gap = most - len(ids)
-        made["input_ids"].append(ids + [0] * gap)
-        made["attention_mask"].append([1] * len(ids) + [0] * gap)
-        made["labels"].append(labels + [-100] * (most - len(labels)))
-    return {key: torch.tensor(x) for key, x in made.items()}
+        batch["input_ids"].append(ids + [0] * gap)
+        batch["attention_mask"].append([1] * len(ids) + [0] * gap)
+        batch["labels"].append(labels + [-100] * (most - len(labels)))
+    return {key: torch.tensor(x) for key, x in batch.items()}
 
 
 def causal(rows=22):
@@ -75,13 +75,13 @@ def causal(rows=22):
 
 def masked(rows=22):
     draw = np.random.default_rng(1)
-    found = []
+    examples = []
     for x in sentences(rows):
         chosen = draw.random(len(x)) < 0.4
         chosen[0] = True
-        found.append({"input_ids": [3 if c else y for c, y in zip(chosen, x, strict=True)],
-                      "labels": [y if c else -100 for c, y in zip(chosen, x, strict=True)]})  # fmt: skip
-    return found
+        examples.append({"input_ids": [3 if c else y for c, y in zip(chosen, x, strict=True)],
+                         "labels": [y if c else -100 for c, y in zip(chosen, x, strict=True)]})  # fmt: skip
+    return examples
 
 
 def translated(rows=22):
@@ -105,19 +105,19 @@ BOTH = (transformers.Trainer, transformers.TrainingArguments), (tutti.Trainer, t
 
 
 def arguments(folder, kind=tutti.TrainingArguments, **options):
-    known = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 7,
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 7,
              "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
              "warmup_steps": 2}  # fmt: skip
     if kind is tutti.TrainingArguments:
-        known |= {"level": "O0", "plan": "dp"}
-    return kind(str(folder), **(known | options))
+        usual |= {"level": "O0", "plan": "dp"}
+    return kind(str(folder), **(usual | options))
 
 
 def trained(folder, case="llama", whose=tutti.Trainer, kind=tutti.TrainingArguments, resume=None, more=None, **options):
     make, data, collate = CASES[case]
     torch.manual_seed(0)
-    given = {"train_dataset": data(), "eval_dataset": data()[:9], "data_collator": collate} | (more or {})
-    trainer = whose(make(), arguments(folder, kind, **options), **given)
+    setup = {"train_dataset": data(), "eval_dataset": data()[:9], "data_collator": collate} | (more or {})
+    trainer = whose(make(), arguments(folder, kind, **options), **setup)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -142,7 +142,7 @@ def test_it_trains_as_transformers_does(tmp_path, case):
 
 
 def test_microbatches_are_those_of_transformers(tmp_path):
-    """Of a model that divides by the number of items. The loss of T5 does not, and transformers adds up its means."""
+    """The model divides by the number of items. The loss of T5 does not, and transformers adds up its means."""
     options = {"gradient_accumulation_steps": 3, "num_train_epochs": 3, "max_steps": -1}
     theirs = trained(tmp_path, "llama", transformers.Trainer, transformers.TrainingArguments, **options)
     ours = trained(tmp_path, "llama", **options)
@@ -173,8 +173,8 @@ def test_no_plan_changes_the_numbers(tmp_path, plan, alone):
 
 def test_a_run_resumes_as_if_it_had_not_stopped(tmp_path):
     whole = trained(tmp_path / "whole", save_strategy="steps", save_steps=2, save_total_limit=2)
-    kept = sorted(x.name for x in (tmp_path / "whole").glob("checkpoint-*"))
-    assert kept == ["checkpoint-6", "checkpoint-7"]
+    checkpoints = sorted(x.name for x in (tmp_path / "whole").glob("checkpoint-*"))
+    assert checkpoints == ["checkpoint-6", "checkpoint-7"]
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -247,12 +247,12 @@ def test_predictions_and_metrics_are_those_of_transformers(tmp_path):
         counts = prediction.label_ids != -100
         return {"accuracy": float((best == prediction.label_ids)[counts].mean())}
 
-    made = {}
+    by_trainer = {}
     for whose, kind in BOTH:
         trainer = trained(tmp_path, "bert", whose, kind, more={"compute_metrics": metrics}, eval_strategy="steps",
                           eval_steps=3)  # fmt: skip
-        made[whose] = trainer.predict(CASES["bert"][1]()[3:12]), logged(trainer, "eval_accuracy", "eval_loss")
-    (theirs, a), (ours, b) = made.values()
+        by_trainer[whose] = trainer.predict(CASES["bert"][1]()[3:12]), logged(trainer, "eval_accuracy", "eval_loss")
+    (theirs, a), (ours, b) = by_trainer.values()
     assert np.array_equal(theirs.label_ids, ours.label_ids)
     np.testing.assert_allclose(ours.predictions, theirs.predictions, atol=1e-2)
     np.testing.assert_allclose(b, a, rtol=1e-3)
@@ -276,11 +276,11 @@ def test_a_model_that_is_changed_after_training_is_evaluated_as_it_is(tmp_path):
 def test_it_predicts_without_labels_and_before_training(tmp_path):
     trainer = tutti.Trainer(vit(), arguments(tmp_path))
     rows = [{"pixel_values": x["pixel_values"]} for x in images(6)]
-    made = trainer.predict(rows)
+    prediction = trainer.predict(rows)
     with torch.no_grad():
         wanted = trainer.model.eval()(torch.stack([x["pixel_values"] for x in rows])).logits
-    np.testing.assert_allclose(made.predictions, wanted, atol=1e-6)
-    assert made.label_ids is None and "test_loss" not in made.metrics
+    np.testing.assert_allclose(prediction.predictions, wanted, atol=1e-6)
+    assert prediction.label_ids is None and "test_loss" not in prediction.metrics
 
 
 class Twice(tutti.Trainer):
@@ -397,11 +397,11 @@ def test_outputs_are_not_cut_by_chance(tmp_path):
     config = transformers.BertConfig(vocab_size=WORDS, num_labels=16, **sizes)
     model = transformers.BertForSequenceClassification(config)
     rows = [{"input_ids": [1] * n, "attention_mask": [1] * n, "labels": 3} for n in (9, 13)]
-    made = tutti.Trainer(model, arguments(tmp_path, per_device_eval_batch_size=1)).predict(rows)
-    assert made.predictions.shape == (2, 16)
+    prediction = tutti.Trainer(model, arguments(tmp_path, per_device_eval_batch_size=1)).predict(rows)
+    assert prediction.predictions.shape == (2, 16)
     with torch.no_grad():
         wanted = model.eval()(torch.ones(1, 13, dtype=torch.long)).logits
-    np.testing.assert_allclose(made.predictions[1:], wanted, atol=1e-5)
+    np.testing.assert_allclose(prediction.predictions[1:], wanted, atol=1e-5)
 
 
 def test_microbatches_that_cannot_be_joined_are_refused(tmp_path):
@@ -412,12 +412,12 @@ def test_microbatches_that_cannot_be_joined_are_refused(tmp_path):
 
 
 def test_training_goes_on_with_the_optimizer_that_it_had(tmp_path):
-    found = []
+    losses = []
     for whose, kind in BOTH:
         trainer = trained(tmp_path, "vit", whose, kind, max_steps=3, lr_scheduler_type="constant")
         trainer.train()
-        found.append([x for (x,) in logged(trainer, "loss")])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+        losses.append([x for (x,) in logged(trainer, "loss")])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
 def test_a_method_that_is_never_called_is_refused(tmp_path):

@@ -47,9 +47,9 @@ def test_lambda_returns_are_those_of_a_recursion():
         return reward[t] + discount[t] * ((1 - lam) * value[t + 1] + lam * later)
 
     for lam in (0.0, 0.6, 1.0):
-        found = lambda_returns(reward, discount, value, lam)
+        returns = lambda_returns(reward, discount, value, lam)
         for t in range(6):
-            torch.testing.assert_close(found[t], at(t, lam))
+            torch.testing.assert_close(returns[t], at(t, lam))
     torch.testing.assert_close(lambda_returns(reward, discount, value, 0.0), reward + discount * value[1:])
 
 
@@ -65,10 +65,10 @@ def test_latents_are_one_hot_with_the_gradient_of_probabilities():
     drawn = model.drawn(logits, gumbel)
     assert torch.equal(drawn.unflatten(-1, (2, 3)).round().sum(-1), torch.ones(5, 2))
     weight = keys.normal(keys.make(2), (5, 6))
-    found = torch.func.grad(lambda x: (model.drawn(x, gumbel) * weight).sum())(logits)
+    gradient = torch.func.grad(lambda x: (model.drawn(x, gumbel) * weight).sum())(logits)
     p = lambda x: 0.99 * x.unflatten(-1, (2, 3)).softmax(-1) + 0.01 / 3  # noqa: E731
     wanted = torch.func.grad(lambda x: (p(x).flatten(-2) * weight).sum())(logits)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient, wanted)
     many = model.drawn(
         torch.zeros(20_000, 6) + torch.tensor([2.0, 0, 0, 0, 1, 0]), model.noise(keys.make(3), (20_000,))
     )
@@ -83,13 +83,13 @@ def test_filtering_and_its_gradient_are_those_of_a_loop():
     gumbel, scale = model.noise(keys.make(2), (time, n)), keys.normal(keys.make(3), (time, n, model.features))
 
     def looped(w):
-        state, found = model.start(n), []
+        state, states = model.start(n), []
         for t in range(time):
             going = 1 - first[t].unsqueeze(-1)
             h = model.next(w, state * going, before[t] * going)
             state = model.seen(w, h, obs[t], gumbel[t])
-            found.append(state)
-        return torch.stack(found)
+            states.append(state)
+        return torch.stack(states)
 
     torch.testing.assert_close(model.filtered(weights, obs, before, first, gumbel), looped(weights))
     slopes = [torch.func.grad(lambda w, f=f: (f(w) * scale).sum())(weights)
@@ -141,12 +141,12 @@ def test_latents_tell_all_that_is_observed():
         side = keys.integers(keys.make(i), (3, 32), 5)
         rows = {"obs": (side.unsqueeze(-1) == torch.arange(5)).float(), "reward": torch.zeros(3, 32),
                 "terminated": none, "truncated": none}  # fmt: skip
-        gradient, (states, told) = torch.func.grad(model.loss, has_aux=True)(
+        gradient, (states, metrics) = torch.func.grad(model.loss, has_aux=True)(
             weights, rows, torch.zeros(3, 32, 1), keys.make(1000 + i)
         )
         weights, state = adam.step(weights, gradient, state)
     right = model.net(weights, "decoder", states).argmax(-1) == side
-    assert right.float().mean() > 0.95 and told["kl"] > 1.4
+    assert right.float().mean() > 0.95 and metrics["kl"] > 1.4
 
 
 def test_the_actor_prefers_what_imagination_rewards():
@@ -157,9 +157,9 @@ def test_the_actor_prefers_what_imagination_rewards():
     dream = {"state": states, "action": action, "reward": action.float(), "goes_on": torch.zeros(4, 50),
              "last": states[0]}  # fmt: skip
     for _ in range(20):
-        learner, told = agent.behave(learner, dream)
+        learner, metrics = agent.behave(learner, dream)
     assert agent.pi(learner["actor"], states).softmax(-1)[..., 1].mean() > 0.8
-    assert float(told["imagined_return"]) == pytest.approx(float(action.float().mean()))
+    assert float(metrics["imagined_return"]) == pytest.approx(float(action.float().mean()))
 
 
 def test_advantages_are_scaled_by_the_middle_of_the_returns():

@@ -34,13 +34,13 @@ def test_lengths_are_right_and_momentum_stays(atoms):
     if atoms == 3:
         pairs = torch.cat([pairs, torch.tensor([[0, 2]])])
     old = old[:1].repeat(2, 1, 1)
-    held = Constraints(pairs, lengths(old, pairs)[0], masses)
+    constraints = Constraints(pairs, lengths(old, pairs)[0], masses)
     x, v = old + 0.05 * torch.randn_like(old), torch.randn_like(old)
     center, momentum = (masses[:, None] * x).sum(1), (masses[:, None] * v).sum(1)
-    held.positions(old, x, v, 0.1)
+    constraints.positions(old, x, v, 0.1)
     assert torch.allclose(lengths(x, pairs), lengths(old, pairs), rtol=1e-11, atol=0)
     assert torch.allclose((masses[:, None] * x).sum(1), center, rtol=0, atol=1e-11)
-    held.velocities(x, v)
+    constraints.velocities(x, v)
     along = x[:, pairs[:, 1]] - x[:, pairs[:, 0]]
     assert float(((v[:, pairs[:, 1]] - v[:, pairs[:, 0]]) * along).sum(-1).abs().max()) < 1e-9
     assert torch.allclose((masses[:, None] * v).sum(1), momentum, rtol=0, atol=1e-10)
@@ -114,20 +114,20 @@ def test_a_chain_across_many_faces_becomes_whole():
     steps = torch.nn.functional.normalize(torch.randn(2, 39, 3, dtype=torch.float64), dim=-1)
     x = torch.cat([torch.zeros(2, 1, 3, dtype=torch.float64), 0.4 * steps.cumsum(1)], 1) + 0.5
     cell = torch.stack([2 * torch.eye(3, dtype=torch.float64), 1.5 * torch.eye(3, dtype=torch.float64)])
-    held = torch.full((39,), 0.4, dtype=torch.float64)
+    bond_lengths = torch.full((39,), 0.4, dtype=torch.float64)
     same = x.clone()
-    whole(same, cell, (True, True, False), pairs, held)
+    whole(same, cell, (True, True, False), pairs, bond_lengths)
     assert torch.equal(same, x)
     folded = wrap(x, cell, (True, True, False))
-    whole(folded, cell, (True, True, False), pairs, held)
+    whole(folded, cell, (True, True, False), pairs, bond_lengths)
     assert torch.allclose(folded, x, rtol=0, atol=1e-13)
 
 
 def test_what_cannot_be_held_is_named():
-    held = Constraints([[0, 1]], [1.0], torch.ones(2, dtype=torch.float64))
+    constraints = Constraints([[0, 1]], [1.0], torch.ones(2, dtype=torch.float64))
     old = torch.tensor([[[0.0, 0, 0], [1.0, 0, 0]]], dtype=torch.float64)
     moved = torch.tensor([[[0.0, 0, 0], [0.0, 5.0, 0]]], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"between atoms \[0, 1\] of replica 0 cannot be held"):
-        held.positions(old, moved)
+        constraints.positions(old, moved)
     with pytest.raises(ValueError, match=r"atoms \[0, 1\] have no mass"):
         Constraints([[0, 1]], [1.0], torch.zeros(2, dtype=torch.float64))

@@ -299,8 +299,8 @@ def refused(kind: str) -> str:
 ])  # fmt: skip
 def test_what_cannot_be_shared_is_refused(pool, kind, message):
     pool.run(start)
-    found = pool.run(refused, kind)
-    assert any(re.search(message, text) for text in found), found
+    messages = pool.run(refused, kind)
+    assert any(re.search(message, text) for text in messages), messages
 
 
 def test_boxes_have_equally_many_atoms_and_the_grid_has_the_fewest_copies():

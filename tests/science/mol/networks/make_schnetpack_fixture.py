@@ -30,19 +30,19 @@ def model(kind: str) -> torch.nn.Module:
         "schnet": (spk.representation.SchNet, shifted_softplus),
         "painn": (spk.representation.PaiNN, torch.nn.functional.silu),
     }[kind]
-    made = spk.model.NeuralNetworkPotential(
+    potential = spk.model.NeuralNetworkPotential(
         make(FEATURES, INTERACTIONS, radial, cut),
         [spk.atomistic.PairwiseDistances()],
         [spk.atomistic.Atomwise(FEATURES, output_key="energy", activation=activation),
          spk.atomistic.Forces(energy_key="energy", force_key="forces")],
     )  # fmt: skip
-    made = made.double()
+    potential = potential.double()
     with torch.no_grad():
         radial.offsets.copy_(torch.linspace(0, CUTOFF, GAUSSIANS, dtype=torch.float64))
         radial.widths.fill_(CUTOFF / (GAUSSIANS - 1))
-        for name, p in made.named_parameters():
+        for name, p in potential.named_parameters():
             p += 0.05 * torch.randn_like(p) if "bias" in name else 0
-    return made
+    return potential
 
 
 def inputs() -> dict[str, torch.Tensor]:
@@ -56,13 +56,15 @@ def inputs() -> dict[str, torch.Tensor]:
 def main() -> None:
     tensors = {}
     for kind in ("schnet", "painn"):
-        made = model(kind)
+        potential = model(kind)
         torch.set_default_dtype(torch.float64)  # of tensors that the models make
-        found = made(inputs())
-        used = {name: x for name, x in made.state_dict().items() if "radial_basis" not in name and "cutoff" not in name}
+        outputs = potential(inputs())
+        used = {
+            name: x for name, x in potential.state_dict().items() if "radial_basis" not in name and "cutoff" not in name
+        }
         used["representation.embedding.weight"] = used["representation.embedding.weight"][:10].clone()
         tensors |= {f"{kind}/weights/{name}": x.contiguous() for name, x in used.items()}
-        tensors |= {f"{kind}/energy": found["energy"].detach(), f"{kind}/forces": found["forces"].detach()}
+        tensors |= {f"{kind}/energy": outputs["energy"].detach(), f"{kind}/forces": outputs["forces"].detach()}
     save_file(tensors, Path(__file__).with_name("schnetpack.safetensors"))
 
 

@@ -48,17 +48,17 @@ def rotation(seed: int) -> Tensor:
 
 def labelled(network: Network, seeds: Iterable[int], cutoff: float = 4.0) -> list[Structure]:
     """Molecules of 4 to 8 atoms with energies and forces of `network`."""
-    found = []
+    structures = []
     for seed in seeds:
         x = molecule(4 + seed % 5, seed, cutoff)
         energy, forces = network.energy_and_forces(pack([x]))
-        found.append(replace(x, energy=float(energy), forces=forces))
-    return found
+        structures.append(replace(x, energy=float(energy), forces=forces))
+    return structures
 
 
 def teacher() -> Network:
     """A network whose energies others can learn."""
     torch.manual_seed(0)
-    made = PaiNN(16, 1, 10, 4.0).double()
-    made.set_references({1: -13.0, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 3.0)
-    return made
+    network = PaiNN(16, 1, 10, 4.0).double()
+    network.set_references({1: -13.0, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 3.0)
+    return network

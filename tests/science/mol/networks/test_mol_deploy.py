@@ -18,7 +18,7 @@ KINDS = {"schnet": lambda: SchNet(16, 2, 10, 4.0), "painn": lambda: PaiNN(16, 1,
 CELL = [[5.0, 0.0, 0.0], [1.0, 4.5, 0.0], [-0.5, 0.7, 4.2]]
 
 
-def made(kind: str = "schnet") -> Network:
+def network_of(kind: str = "schnet") -> Network:
     torch.manual_seed(0)
     return KINDS[kind]().double()
 
@@ -31,7 +31,7 @@ def atoms(cell: list[list[float]] | None = None):
 
 
 def test_ase_takes_energies_and_forces():
-    network, x = made("painn"), atoms()
+    network, x = network_of("painn"), atoms()
     energy, forces = network.energy_and_forces(pack([molecule(6, 1, 4.0, None, 3.5)]))
     x.calc = calculator(network)
     assert x.get_potential_energy() == pytest.approx(float(energy))
@@ -49,7 +49,7 @@ def test_ase_takes_energies_and_forces():
 
 def test_the_stress_is_the_derivative_of_the_energy():
     x = atoms(CELL)
-    x.calc = calculator(made())
+    x.calc = calculator(network_of())
     from ase.calculators.fd import calculate_numerical_stress
 
     assert np.allclose(x.get_stress(), calculate_numerical_stress(x, eps=1e-5), atol=1e-6)
@@ -58,13 +58,13 @@ def test_the_stress_is_the_derivative_of_the_energy():
 
 @pytest.mark.starts
 def test_ensembles_and_kernels_are_calculators():
-    x, network = atoms(CELL), made()
-    found = []
+    x, network = atoms(CELL), network_of()
+    evaluations = []
     for each in (network, Ensemble([network, network]), compile_for_md(network, 1e-8, torch.float64)):
         x.calc = calculator(each)
-        found.append((x.get_forces(), x.get_stress()))
-    for forces, stress in found[1:]:
-        assert np.allclose(forces, found[0][0], atol=1e-6) and np.allclose(stress, found[0][1], atol=1e-6)
+        evaluations.append((x.get_forces(), x.get_stress()))
+    for forces, stress in evaluations[1:]:
+        assert np.allclose(forces, evaluations[0][0], atol=1e-6) and np.allclose(stress, evaluations[0][1], atol=1e-6)
 
 
 @pytest.mark.parametrize("periodic", [False, True])
@@ -75,7 +75,7 @@ def test_openmm_takes_energies_and_forces(periodic):
         system.addParticle(12.0)
     if periodic:
         system.setDefaultPeriodicBoxVectors(*(np.array(CELL) / 10))
-    network = made()
+    network = network_of()
     system.addForce(openmm_force(network, x.numbers.tolist(), periodic))
     integrator = openmm.VerletIntegrator(0.0005)
     context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName("Reference"))
@@ -100,16 +100,16 @@ def test_openmm_takes_energies_and_forces(periodic):
 def test_openmm_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "openmm", None)
     with pytest.raises(ModuleNotFoundError, match=r"no package openmm; pip install 'openmm>=8\.4'"):
-        openmm_force(made(), [1, 8])
+        openmm_force(network_of(), [1, 8])
     monkeypatch.setitem(sys.modules, "openmm", type(sys)("openmm"))
     sys.modules["openmm"].__version__ = "8.1"  # pyright: ignore
     with pytest.raises(ModuleNotFoundError, match=r"openmm 8\.1 has no PythonForce"):
-        openmm_force(made(), [1, 8])
+        openmm_force(network_of(), [1, 8])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_programs_take_batches_of_any_size(kind, tmp_path):
-    network = made(kind)
+    network = network_of(kind)
     network.set_references({1: -13.6, 6: -1029.0}, 2.0)
     program = export(network, pack([molecule(6, 1, 4.0), molecule(4, 2, 4.0)]))
     assert all(p.requires_grad for p in network.parameters())
@@ -130,6 +130,6 @@ def test_exported_programs_take_batches_of_any_size(kind, tmp_path):
 def test_what_is_not_exported_is_refused():
     pair = pack([molecule(6, 1, 4.0), molecule(4, 2, 4.0)])
     with pytest.raises(ValueError, match="not Ensemble: export each of its members"):
-        export(Ensemble([made(), made()]), pair)  # pyright: ignore
+        export(Ensemble([network_of(), network_of()]), pair)  # pyright: ignore
     with pytest.raises(ValueError, match="at least two structures"):
-        export(made(), pack([molecule(6, 1, 4.0)]))
+        export(network_of(), pack([molecule(6, 1, 4.0)]))

@@ -32,11 +32,11 @@ def networks(count: int = 3) -> list[SchNet]:
 def test_means_and_spreads():
     ensemble, batch = Ensemble(networks()), pack([molecule(6, 1, 4.0), molecule(4, 2, 4.0)])
     energies, forces = map(torch.stack, zip(*(x.energy_and_forces(batch) for x in networks()), strict=True))
-    found = ensemble.predict(batch)
-    assert torch.allclose(found.energy, energies.mean(0)) and torch.allclose(found.forces, forces.mean(0))
-    assert torch.allclose(found.energy_spread, (energies - energies.mean(0)).square().mean(0).sqrt())
-    assert torch.allclose(found.force_spread, (forces - forces.mean(0)).square().sum(-1).mean(0).sqrt())
-    assert torch.allclose(ensemble.energy(batch), found.energy)
+    prediction = ensemble.predict(batch)
+    assert torch.allclose(prediction.energy, energies.mean(0)) and torch.allclose(prediction.forces, forces.mean(0))
+    assert torch.allclose(prediction.energy_spread, (energies - energies.mean(0)).square().mean(0).sqrt())
+    assert torch.allclose(prediction.force_spread, (forces - forces.mean(0)).square().sum(-1).mean(0).sqrt())
+    assert torch.allclose(ensemble.energy(batch), prediction.energy)
     members = networks(1) * 2
     assert float(Ensemble(members).predict(batch).force_spread.max()) == 0
 
@@ -76,7 +76,7 @@ def test_selection_is_by_the_largest_disagreement_of_an_atom():
 
 
 def test_the_loop_labels_what_it_disagrees_on_once():
-    ensemble, pool, made = Ensemble(networks()), [molecule(5, n, 4.0) for n in range(8)], teacher()
+    ensemble, pool, oracle = Ensemble(networks()), [molecule(5, n, 4.0) for n in range(8)], teacher()
     seen: list[tuple[int, int]] = []
     asked: list[Structure] = []
 
@@ -88,10 +88,10 @@ def test_the_loop_labels_what_it_disagrees_on_once():
 
     def label(x: Structure) -> Structure:
         asked.append(x)
-        energy, forces = made.energy_and_forces(pack([x]))
+        energy, forces = oracle.energy_and_forces(pack([x]))
         return replace(x, energy=float(energy), forces=forces)
 
-    start = labelled(made, range(20, 24))
+    start = labelled(oracle, range(20, 24))
     rounds = learn(ensemble, start, pool, label, 5, 3, Training(seed=7), held_out=start, train=train)
     assert [len(x.chosen) for x in rounds] == [3, 3, 2] and [x.labels for x in rounds] == [7, 10, 12]
     assert sorted(n for x in rounds for n in x.chosen) == list(range(8)) and len(asked) == 8
@@ -107,11 +107,11 @@ def test_the_loop_labels_what_it_disagrees_on_once():
 
 def test_active_learning_lowers_the_error():
     torch.manual_seed(1)
-    made, ensemble = teacher(), Ensemble([PaiNN(12, 1, 8, 4.0) for _ in range(2)])
-    pool, held_out = labelled(made, range(100, 140)), labelled(made, range(200, 210))
+    oracle, ensemble = teacher(), Ensemble([PaiNN(12, 1, 8, 4.0) for _ in range(2)])
+    pool, held_out = labelled(oracle, range(100, 140)), labelled(oracle, range(200, 210))
     bare = [replace(x, energy=None, forces=None) for x in pool]
     answers = {id(x): y for x, y in zip(bare, pool, strict=True)}
-    rounds = learn(ensemble, labelled(made, range(6)), bare, lambda x: answers[id(x)], 2, 15,
+    rounds = learn(ensemble, labelled(oracle, range(6)), bare, lambda x: answers[id(x)], 2, 15,
                    Training(steps=40, batch=10, rate=1e-2), held_out=held_out, level="O0", cluster="cpu:1",
                    plan="single")  # fmt: skip
     first, last = rounds[0].errors, rounds[-1].errors

@@ -13,7 +13,7 @@ from tutti.science.mol.system import System
 KINDS = {"schnet": lambda: SchNet(16, 2, 10, 4.0), "painn": lambda: PaiNN(16, 1, 10, 4.0)}
 
 
-def made(kind: str) -> Network:
+def network_of(kind: str) -> Network:
     torch.manual_seed(0)
     return KINDS[kind]()
 
@@ -24,7 +24,7 @@ def test_energy_is_conserved_by_kernels_in_single_precision(kind):
     """To the second power of the time step: forces are gradients of the energy that is reported."""
     x = molecule(8, 1, 4.0, None, 4.0)
     system = System(x.positions / 10, x.species, cell=0.4).replicate(2)
-    potential = NetworkPotential(compile_for_md(made(kind)), x.species)
+    potential = NetworkPotential(compile_for_md(network_of(kind)), x.species)
     drift = []
     for steps, dt in ((40, 0.0004), (80, 0.0002)):
         simulation = Simulation(system, potential, VelocityVerlet(dt), skin=0.03)
@@ -41,7 +41,7 @@ def test_energy_is_conserved_by_kernels_in_single_precision(kind):
 @pytest.mark.starts
 def test_structures_are_minimised():
     x = molecule(8, 1, 4.0, None, 4.0)
-    network = made("painn").double()
+    network = network_of("painn").double()
     simulation = Simulation(System(x.positions / 10, x.species), NetworkPotential(network, x.species), Fire())
     before = float(simulation.evaluation.energy)
     simulation.run(60)

@@ -28,7 +28,7 @@ KINDS = {"schnet": lambda: SchNet(16, 2, 10, 3.0), "painn": lambda: PaiNN(16, 2,
 CELL = torch.tensor([[0.45, 0.0, 0.0], [0.1, 0.42, 0.0], [-0.05, 0.07, 0.4]], dtype=torch.float64)  # nm
 
 
-def made(kind: str) -> Network:
+def network_of(kind: str) -> Network:
     torch.manual_seed(0)
     network = KINDS[kind]().double()
     network.set_references({1: -13.6, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 2.0)
@@ -74,18 +74,18 @@ def differences(potential: Potential, system: System, step: float = 1e-5) -> tup
 @pytest.mark.parametrize("kind", KINDS)
 def test_forces_and_virials_are_derivatives(kind, pbc):
     system = crystal(pbc=pbc)
-    potential = NetworkPotential(made(kind), system.species)
-    found = potential.evaluate(system.positions, system.cell, potential.neighbors(system, skin=0.05), virial=True)
+    potential = NetworkPotential(network_of(kind), system.species)
+    evaluation = potential.evaluate(system.positions, system.cell, potential.neighbors(system, skin=0.05), virial=True)
     forces, virial = differences(potential, system)
-    assert float(forces.norm()) > 1 and torch.allclose(found.forces[0, 2], forces, rtol=1e-5, atol=1e-3)
-    assert found.virial is not None and torch.allclose(found.virial[0], virial, rtol=1e-5, atol=1e-3)
+    assert float(forces.norm()) > 1 and torch.allclose(evaluation.forces[0, 2], forces, rtol=1e-5, atol=1e-3)
+    assert evaluation.virial is not None and torch.allclose(evaluation.virial[0], virial, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.starts
 @pytest.mark.parametrize("pbc", [True, False], ids=["crystal", "molecule"])
 @pytest.mark.parametrize("kind", ["schnet", "painn"])
 def test_kernels_are_the_definition(kind, pbc):
-    network, system = made(kind), crystal(3, pbc)
+    network, system = network_of(kind), crystal(3, pbc)
     plain = NetworkPotential(network, system.species)
     fast = NetworkPotential(compile_for_md(network, 1e-8, torch.float64), system.species)
     expected = plain.evaluate(system.positions, system.cell, plain.neighbors(system), virial=True)
@@ -93,40 +93,42 @@ def test_kernels_are_the_definition(kind, pbc):
     full.half = False
     for neighbors in (fast.neighbors(system, skin=0.05), full):
         for virial in (True, False):
-            found = fast.evaluate(system.positions, system.cell, neighbors, virial)
-            assert torch.allclose(found.energy, expected.energy, rtol=0, atol=1e-4)
-            assert float((found.forces - expected.forces).norm()) < 1e-6 * float(expected.forces.norm())
-            if found.virial is not None and expected.virial is not None:
-                assert torch.allclose(found.virial, expected.virial, atol=1e-3)
+            evaluation = fast.evaluate(system.positions, system.cell, neighbors, virial)
+            assert torch.allclose(evaluation.energy, expected.energy, rtol=0, atol=1e-4)
+            assert float((evaluation.forces - expected.forces).norm()) < 1e-6 * float(expected.forces.norm())
+            if evaluation.virial is not None and expected.virial is not None:
+                assert torch.allclose(evaluation.virial, expected.virial, atol=1e-3)
     defined = fast.energy(system.positions, system.cell, full.pairs)
     assert torch.equal(defined.detach(), plain.energy(system.positions, system.cell, full.pairs).detach())
 
 
 @pytest.mark.starts
 def test_replicas_are_runs_of_their_own_also_when_the_list_changes():
-    system, network = crystal(3), compile_for_md(made("schnet"))
+    system, network = crystal(3), compile_for_md(network_of("schnet"))
     potential = NetworkPotential(network, system.species)
     neighbors = potential.neighbors(system, skin=0.02)
     for move in (0.0, 0.004, 0.2):
         x = system.positions + move * torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(1)).double()
         neighbors.update(x, system.cell)
-        found = potential.evaluate(x, system.cell, neighbors, virial=True)
+        evaluation = potential.evaluate(x, system.cell, neighbors, virial=True)
         for r in range(3):
             one = System(x[r], system.species, cell=CELL)
             single = potential.evaluate(one.positions, one.cell, potential.neighbors(one), virial=True)
             for name in ("energy", "forces", "virial"):
-                assert torch.allclose(getattr(found, name)[r], getattr(single, name)[0], rtol=1e-4, atol=1e-2), name
+                assert torch.allclose(getattr(evaluation, name)[r], getattr(single, name)[0], rtol=1e-4, atol=1e-2), (
+                    name
+                )
 
 
 def test_units_are_converted():
-    system, network = crystal(), made("painn")
+    system, network = crystal(), network_of("painn")
     network.units = "MD"  # the same numbers, in nm and kJ/mol
     x = molecule(5, 4, 3.0)
     energy, forces = network.energy_and_forces(pack([x]))
     same = System(x.positions, x.species)
     potential = NetworkPotential(network, x.species, MD)
-    found = potential.evaluate(same.positions, None, potential.neighbors(same))
-    assert torch.allclose(found.energy, energy) and torch.allclose(found.forces[0], forces)
+    evaluation = potential.evaluate(same.positions, None, potential.neighbors(same))
+    assert torch.allclose(evaluation.energy, energy) and torch.allclose(evaluation.forces[0], forces)
     network.units = "eV"
     converted = NetworkPotential(network, x.species, MD)
     assert converted.cutoff == pytest.approx(0.3)
@@ -142,17 +144,17 @@ def test_units_are_converted():
 
 def test_networks_and_classical_terms_share_a_list_without_exclusions():
     system = crystal()
-    network, lj = NetworkPotential(made("schnet"), system.species), LennardJones(0.2, 0.5, 0.4)
+    network, lj = NetworkPotential(network_of("schnet"), system.species), LennardJones(0.2, 0.5, 0.4)
     both = Sum([network, lj])
-    found = both.evaluate(system.positions, system.cell, both.neighbors(system))
+    evaluation = both.evaluate(system.positions, system.cell, both.neighbors(system))
     one, other = [x.evaluate(system.positions, system.cell, x.neighbors(system)).forces for x in (network, lj)]
-    assert torch.allclose(found.forces, one + other) and set(found.terms) >= {"network"}
+    assert torch.allclose(evaluation.forces, one + other) and set(evaluation.terms) >= {"network"}
     with pytest.raises(ValueError, match="exclude different pairs"):
         Sum([network, LennardJones(0.2, 0.5, 0.4, exclusions=[[0, 1]])])
 
 
 def test_atoms_that_networks_cannot_have_are_refused():
-    network = made("schnet")
+    network = network_of("schnet")
     with pytest.raises(ValueError, match="not 0 of atom 1"):
         NetworkPotential(network, [1, 0])
     with pytest.raises(ValueError, match="no element 'Xx'"):
@@ -168,7 +170,7 @@ def test_atoms_that_networks_cannot_have_are_refused():
 def test_species_that_training_has_not_had_are_refused_everywhere(use):
     from ase import Atoms
 
-    networks = [made("schnet"), made("schnet")]
+    networks = [network_of("schnet"), network_of("schnet")]
     networks[0].seen_species[[1, 6, 8]] = True
     networks[1].seen_species[[1, 6, 7, 8]] = True
     network = Ensemble(networks) if "ensemble" in use else networks[0]

@@ -22,12 +22,12 @@ CELL = torch.tensor([[5.0, 0.0, 0.0], [1.0, 4.5, 0.0], [-0.5, 0.7, 4.2]], dtype=
 @pytest.fixture(params=KINDS)
 def network(request) -> Network:
     torch.manual_seed(0)
-    made = KINDS[request.param]().double()
+    network = KINDS[request.param]().double()
     with torch.no_grad():
-        for p in made.parameters():  # biases and norms differ from their first values
+        for p in network.parameters():  # biases and norms differ from their first values
             p += 0.1 * torch.randn_like(p)
-    made.set_references({1: -13.6, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 2.0)
-    return made
+    network.set_references({1: -13.6, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 2.0)
+    return network
 
 
 def test_energies_are_invariant(network):
@@ -110,17 +110,17 @@ def test_edges_beyond_the_cutoff_change_nothing(network):
 def test_float32_weights_keep_the_digits_of_references(network):
     batch = pack([molecule(9, 1, 4.0)])
     exact = network.energy(batch)
-    found = network.float().energy(batch)
-    assert found.dtype == network.references.dtype == torch.float64
-    assert float((found - exact).detach().abs()) < 1e-4  # of 1e4; float32 alone resolves 1e-3
+    energy = network.float().energy(batch)
+    assert energy.dtype == network.references.dtype == torch.float64
+    assert float((energy - exact).detach().abs()) < 1e-4  # of 1e4; float32 alone resolves 1e-3
 
 
 def test_a_batch_stays_within_its_limits():
     pieces = [molecule(n, n, 4.0) for n in (5, 1, 8, 3, 6)]
     order = [4, 2, 0, 1, 3]
-    found = list(groups(pieces, order, 10, 1000))
-    assert [n for group in found for n in group] == order
-    assert all(sum(len(pieces[n].species) for n in group) <= 10 for group in found) and len(found) == 3
+    batches = list(groups(pieces, order, 10, 1000))
+    assert [n for group in batches for n in group] == order
+    assert all(sum(len(pieces[n].species) for n in group) <= 10 for group in batches) and len(batches) == 3
     with pytest.raises(ValueError, match="structure 2 has 8 atoms"):
         list(groups(pieces, order, 7, 1000))
 

@@ -17,8 +17,8 @@ KINDS = {"schnet": lambda: SchNet(12, 2, 8, 4.0), "painn": lambda: PaiNN(12, 2, 
 
 
 def together(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    found = {name: torch.stack([x[name] for x in rows]) for name in rows[0]}
-    return {name: x.double() if x.is_floating_point() else x for name, x in found.items()}
+    stacked = {name: torch.stack([x[name] for x in rows]) for name in rows[0]}
+    return {name: x.double() if x.is_floating_point() else x for name, x in stacked.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,16 +48,16 @@ def test_gradients_of_the_loss_equal_finite_differences(kind):
     draw = torch.Generator().manual_seed(2)
     ways = [(p, torch.randn(p.shape, generator=draw, dtype=p.dtype)) for p in network.parameters()]
     slope = sum(float((p.grad * way).sum()) for p, way in ways if p.grad is not None)
-    found = []
+    losses = []
     for sign in (-1, 1):
         with torch.no_grad():
             for p, way in ways:
                 p += sign * 1e-6 * way
-        found.append(float(objective(**rows)["loss"].detach()))
+        losses.append(float(objective(**rows)["loss"].detach()))
         with torch.no_grad():
             for p, way in ways:
                 p -= sign * 1e-6 * way
-    assert (found[1] - found[0]) / 2e-6 == pytest.approx(slope, rel=1e-5)
+    assert (losses[1] - losses[0]) / 2e-6 == pytest.approx(slope, rel=1e-5)
 
 
 def test_each_pass_has_every_structure_once_and_rows_depend_on_seed_and_number_alone():
@@ -76,9 +76,9 @@ def test_each_pass_has_every_structure_once_and_rows_depend_on_seed_and_number_a
 
 
 def test_references_are_those_of_the_data():
-    made, network = teacher(), SchNet(8, 1, 8, 4.0)
-    made.scale.fill_(1e-4)
-    data = labelled(made, range(40))
+    oracle, network = teacher(), SchNet(8, 1, 8, 4.0)
+    oracle.scale.fill_(1e-4)
+    data = labelled(oracle, range(40))
     fit_references(network, data)
     assert network.references[[1, 6, 7, 8]].tolist() == pytest.approx([-13, -1029, -1485, -2042], abs=1e-3)
     assert float(network.scale) == pytest.approx(float(torch.cat([x.forces for x in data]).square().mean().sqrt()))
@@ -86,9 +86,9 @@ def test_references_are_those_of_the_data():
 
 
 def test_errors_vanish_for_the_network_that_made_the_data():
-    made = teacher()
-    found = errors(made, labelled(made, range(6)), atoms=10)
-    assert max(found.energy_rmse, found.force_rmse, found.energy_mae, found.force_mae) < 1e-12
+    oracle = teacher()
+    metrics = errors(oracle, labelled(oracle, range(6)), atoms=10)
+    assert max(metrics.energy_rmse, metrics.force_rmse, metrics.energy_mae, metrics.force_mae) < 1e-12
 
 
 def test_what_cannot_be_trained_is_refused():

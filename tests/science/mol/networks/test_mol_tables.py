@@ -18,12 +18,12 @@ CELL = torch.tensor([[4.0, 0.0, 0.0], [1.0, 3.5, 0.0], [-0.5, 0.7, 3.2]], dtype=
 @pytest.fixture(params=KINDS)
 def network(request) -> Network:
     torch.manual_seed(0)
-    made = KINDS[request.param]().double()
+    network = KINDS[request.param]().double()
     with torch.no_grad():
-        for p in made.parameters():
+        for p in network.parameters():
             p += 0.1 * torch.randn_like(p)
-    made.set_references({1: -13.6, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 2.0)
-    return made
+    network.set_references({1: -13.6, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 2.0)
+    return network
 
 
 def batch():
@@ -47,10 +47,10 @@ def test_energies_and_forces_are_those_of_the_network(network, dtype, digits):
     x = batch()
     energy, forces = network.energy_and_forces(x)
     fast = compile_for_md(network, 1e-8 if dtype == torch.float64 else 1e-5, dtype)
-    found, found_forces = fast.energy_and_forces(x)
-    assert float((found - energy).abs().max()) < 10 * digits
-    assert float((found_forces - forces).norm() / forces.norm()) < digits
-    assert float(found_forces[9].abs().max()) == 0
+    table_energy, table_forces = fast.energy_and_forces(x)
+    assert float((table_energy - energy).abs().max()) < 10 * digits
+    assert float((table_forces - forces).norm() / forces.norm()) < digits
+    assert float(table_forces[9].abs().max()) == 0
 
 
 @pytest.mark.starts
@@ -106,8 +106,8 @@ def test_half_lists_other_orders_and_more_threads_change_nothing(network):
         three = [fast.evaluate(y, virial=True) for y in (many, large)]
     finally:
         torch.set_num_threads(before)
-    for found, expected in [(fast.evaluate(mixed)[:2], (energy, forces)), *zip(three, one, strict=True)]:
-        assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(found, expected, strict=True) if b is not None)
+    for outputs, expected in [(fast.evaluate(mixed)[:2], (energy, forces)), *zip(three, one, strict=True)]:
+        assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(outputs, expected, strict=True) if b is not None)
 
 
 def test_what_has_no_tables_is_refused():

@@ -18,10 +18,10 @@ KINDS = {"schnet": lambda: SchNet(12, 2, 8, 4.0), "painn": lambda: PaiNN(12, 2, 
 
 def trained(kind: str, steps: int = 6, **options) -> tuple[Network, Fit]:
     torch.manual_seed(1)
-    network, made = KINDS[kind](), teacher()
+    network, oracle = KINDS[kind](), teacher()
     how = Training(steps=steps, batch=8, rows=2, rate=5e-3, every=3)
     options = {"level": "O0", "logging_steps": 1, "cluster": "cpu:1", "plan": "single"} | options
-    return network, fit(network, labelled(made, range(24)), labelled(made, range(100, 108)), how, **options)
+    return network, fit(network, labelled(oracle, range(24)), labelled(oracle, range(100, 108)), how, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,10 +48,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 def test_a_network_learns():
     torch.manual_seed(1)
-    network, made = PaiNN(16, 1, 10, 4.0), teacher()
-    found = fit(network, labelled(made, range(45)), labelled(made, range(100, 110)),
-                Training(steps=80, batch=15, rate=1e-2), level="O0", cluster="cpu:1", plan="single")  # fmt: skip
-    assert found.errors and found.errors.force_mae < 0.25 * float(network.scale)
+    network, oracle = PaiNN(16, 1, 10, 4.0), teacher()
+    fitted = fit(network, labelled(oracle, range(45)), labelled(oracle, range(100, 110)),
+                 Training(steps=80, batch=15, rate=1e-2), level="O0", cluster="cpu:1", plan="single")  # fmt: skip
+    assert fitted.errors and fitted.errors.force_mae < 0.25 * float(network.scale)
     assert network.seen_species.nonzero().flatten().tolist() == [1, 6, 7, 8]
 
 

@@ -19,8 +19,8 @@ def ids(tokenizer, text):
 def test_windows_are_the_texts_one_after_the_other(tokenizer):
     features = get_task("causal-lm", length=5).prepare(ROWS, tokenizer)
     every = [i for row in ROWS for i in ids(tokenizer, row["text"])]
-    made = [i for f in features for i in f["input_ids"].tolist()]
-    assert made == every[: len(made)] and len(every) - len(made) < 5
+    tokens = [i for f in features for i in f["input_ids"].tolist()]
+    assert tokens == every[: len(tokens)] and len(every) - len(tokens) < 5
     batch = get_task("causal-lm", length=5).collator(tokenizer)([features[0], features[1]])
     assert batch["input_ids"].tolist() == batch["labels"].tolist() == [every[:5], every[5:10]]
 

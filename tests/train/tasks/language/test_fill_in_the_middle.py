@@ -11,14 +11,14 @@ def parts(tokenizer, row):
     """The texts after each marker, in order."""
     prefix, middle, suffix = markers(tokenizer)
     names = {prefix: "prefix", middle: "middle", suffix: "suffix"}
-    made, at = [], None
+    pieces, at = [], None
     for token in row[:-1]:
         if token in names:
-            made.append([names[token], []])
-            at = made[-1][1]
+            pieces.append([names[token], []])
+            at = pieces[-1][1]
         else:
             at.append(token)
-    return [(name, tokenizer.decode(ids)) for name, ids in made]
+    return [(name, tokenizer.decode(ids)) for name, ids in pieces]
 
 
 @pytest.mark.parametrize("spm", (0.0, 1.0))
@@ -27,8 +27,8 @@ def test_the_parts_in_their_order_are_the_text(tokenizer, spm):
     for sample in range(20):
         row = task.rearranged({"text": TEXT, "sample_index": sample}, tokenizer)
         assert row[-1] == tokenizer.eos_token_id
-        made = parts(tokenizer, row)
-        names, texts = [name for name, _ in made], dict(made)
+        pieces = parts(tokenizer, row)
+        names, texts = [name for name, _ in pieces], dict(pieces)
         assert names == (["prefix", "suffix", "middle"])
         if spm:
             assert texts["prefix"] == ""

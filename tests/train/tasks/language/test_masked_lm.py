@@ -13,7 +13,7 @@ def test_of_many_tokens_15_percent_are_chosen_80_10_10(tokenizer):
     task = get_task("masked-lm")
     special = np.zeros(200, bool)
     special[[0, -1]] = True
-    chosen = masked = kept = other = 0
+    chosen = masked = unchanged = other = 0
     for sample in range(300):
         before = np.random.default_rng(sample).integers(0, 300, 200)
         feature = {"input_ids": before, "special_tokens_mask": special, "sample_index": sample}
@@ -23,10 +23,10 @@ def test_of_many_tokens_15_percent_are_chosen_80_10_10(tokenizer):
         assert (labels[at] == before[at]).all() and (ids[~at] == before[~at]).all()
         chosen += at.sum()
         masked += (ids[at] == tokenizer.mask_token_id).sum()
-        kept += (ids[at] == before[at]).sum()
+        unchanged += (ids[at] == before[at]).sum()
         other += ((ids[at] != before[at]) & (ids[at] != tokenizer.mask_token_id)).sum()
     error = 4 * np.sqrt(0.25 / chosen)
-    assert abs(masked / chosen - 0.8) < error and abs(kept / chosen - 0.1) < error
+    assert abs(masked / chosen - 0.8) < error and abs(unchanged / chosen - 0.1) < error
     assert abs(other / chosen - 0.1) < error
 
 
@@ -57,9 +57,9 @@ def test_masks_do_not_depend_on_parts_workers_or_interruptions(tokenizer):
     for part in range(2):
         with stream(part=part, parts=2) as half:
             half.load_state_dict(state)
-            made, rows = next(half)["input_ids"], expected[2][4 * part : 4 * part + 4]
-            shared = min(made.shape[1], rows.shape[1])  # each is padded to its longest row
-            assert (made[:, :shared] == rows[:, :shared]).all()
+            masked_ids, rows = next(half)["input_ids"], expected[2][4 * part : 4 * part + 4]
+            shared = min(masked_ids.shape[1], rows.shape[1])  # each is padded to its longest row
+            assert (masked_ids[:, :shared] == rows[:, :shared]).all()
 
 
 def test_whole_words_are_masked_together(tokenizer):

@@ -32,5 +32,5 @@ def test_a_label_is_one_of_the_choices(tokenizer):
 
 
 def test_scores():
-    made = EvalPrediction(predictions=np.array([[1, 2], [3, 0]]), label_ids=np.array([1, 1]))
-    assert TASK.metrics(made) == {"accuracy": 0.5}
+    prediction = EvalPrediction(predictions=np.array([[1, 2], [3, 0]]), label_ids=np.array([1, 1]))
+    assert TASK.metrics(prediction) == {"accuracy": 0.5}

@@ -41,8 +41,8 @@ def test_answers_from_logits(tokenizer):
 
 def test_scores_of_windows():
     start, end = np.eye(5)[[1, 2]], np.eye(5)[[2, 4]]
-    made = EvalPrediction(predictions=(start, end), label_ids=(np.array([1, 3]), np.array([2, 4])))
-    assert TASK.metrics(made) == {"exact": 0.5, "f1": pytest.approx((1 + 2 * 2 / 5) / 2)}
+    prediction = EvalPrediction(predictions=(start, end), label_ids=(np.array([1, 3]), np.array([2, 4])))
+    assert TASK.metrics(prediction) == {"exact": 0.5, "f1": pytest.approx((1 + 2 * 2 / 5) / 2)}
 
 
 def test_scores_of_texts():

@@ -20,8 +20,8 @@ def test_sources_are_padded_and_labels_ignored(tokenizer):
 def test_scores_are_of_the_same_place():
     logits = np.zeros((1, 2, 3))
     logits[0, 0, 2] = 1
-    made = EvalPrediction(predictions=(logits, np.zeros(1)), label_ids=np.array([[2, -100]]))
-    assert get_task("seq2seq").metrics(made)["accuracy"] == 1
+    prediction = EvalPrediction(predictions=(logits, np.zeros(1)), label_ids=np.array([[2, -100]]))
+    assert get_task("seq2seq").metrics(prediction)["accuracy"] == 1
 
 
 @pytest.mark.slow

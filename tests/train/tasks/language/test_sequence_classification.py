@@ -22,8 +22,8 @@ def test_scores_of_classes_by_hand():
 
 
 def test_scores_of_a_number():
-    made = EvalPrediction(predictions=np.array([[1.0], [2.0], [4.0]]), label_ids=np.array([1.0, 2.0, 3.0]))
-    scores = TASK.metrics(made)
+    prediction = EvalPrediction(predictions=np.array([[1.0], [2.0], [4.0]]), label_ids=np.array([1.0, 2.0, 3.0]))
+    scores = TASK.metrics(prediction)
     assert scores["mse"] == pytest.approx(1 / 3) and scores["pearson"] == pytest.approx(0.98198, abs=1e-5)
 
 

@@ -45,5 +45,5 @@ def test_names_of_other_labels_than_those_of_the_model(tokenizer):
 
 
 def test_scores_leave_out_ignored_tokens():
-    made = EvalPrediction(predictions=np.eye(2)[[[0, 1, 1]]], label_ids=np.array([[0, -100, 0]]))
-    assert TASK.metrics(made)["accuracy"] == 0.5
+    prediction = EvalPrediction(predictions=np.eye(2)[[[0, 1, 1]]], label_ids=np.array([[0, -100, 0]]))
+    assert TASK.metrics(prediction)["accuracy"] == 0.5
