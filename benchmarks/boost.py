@@ -139,7 +139,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Task:
-    """rates: learning rates to choose from. steps: of a run. every: steps of a turn, after which is measured.
+    """rates: learning rates to choose from. steps: length of a run. every: steps of a turn, after which is measured.
     by: what is measured."""
 
     data: Any
@@ -196,7 +196,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 @dataclass
 class Run:
-    """One training run. curve: a measurement after each turn. seconds: of all steps until then, without captures."""
+    """One training run. curve: a measurement after each turn. seconds: all steps until then, without captures."""
 
     task: Task
     rate: float

@@ -4,7 +4,7 @@
 
 Each contender reads the same JSONL files and says which documents it keeps. By contender:
 
-- `documents a CPU second`: documents read by user and system time of all its processes. `seconds`: of the wall clock.
+- `documents a CPU second`: documents read by user and system time of all its processes. `seconds`: wall time.
 - `peak memory`: the largest sum of the resident memory of its processes, sampled. `disk`: what it wrote in its folder.
 - `caught`: the share that it removed of each kind that was planted; of a copy and its original, one of the two. `near`
   is split by the exact similarity. `lost`: documents that it removed and that nothing was planted in.

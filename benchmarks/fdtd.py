@@ -1,9 +1,9 @@
 """FDTD on CPUs: Mcell-steps/s in 3-D against fdtdx (JAX), and gradients against autograd through plain PyTorch.
 
-`3-D`: 96^3 cells, float32, layers of 10 cells. `fraction`: of the memory ceiling of a loop that goes through memory
-once a step, at 60 bytes a cell (six fields read and written, b of three) over the bandwidth of `torch.add`; above 1,
-steps that follow each other in the cache save it. `gradients`: of the inverse-scattering example (four shots of 350
-steps of 100 x 100 cells). Contenders take turns; ratios are medians over rounds.
+`3-D`: 96^3 cells, float32, layers of 10 cells. `fraction`: share of the memory ceiling of a loop that goes through
+memory once a step, at 60 bytes a cell (six fields read and written, b of three) over the bandwidth of `torch.add`;
+above 1, steps that follow each other in the cache save it. `gradients`: those of the inverse-scattering example (four
+shots of 350 steps of 100 x 100 cells). Contenders take turns; ratios are medians over rounds.
 """
 
 from __future__ import annotations

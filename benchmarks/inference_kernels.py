@@ -65,7 +65,7 @@ class Contender:
 
 
 class Case(NamedTuple):
-    """peer: the name of the contender that the others are compared with. bytes: of weights that a call of it reads."""
+    """peer: the name of the contender that the others are compared with. bytes: weights that a call of it reads."""
 
     name: str
     peer: str

@@ -2,8 +2,8 @@
 
 Energies and forces are those of Amber's ff14SB without a cutoff, by the package's own terms; configurations come of
 Langevin dynamics at 300 to 600 K, held-out ones of replicas of their own. Each network has as many steps as fit into
-the same time of one processor core, which other programs on the machine do not change. `errors`: of the energy per atom
-in meV, of components of forces in meV/angstrom; `baseline` predicts the mean energy and no forces.
+the same time of one processor core, which other programs on the machine do not change. `errors`: those of the energy
+per atom in meV, and of components of forces in meV/angstrom; `baseline` predicts the mean energy and no forces.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 A basin of 10 km x 1 km, 25 sites, 16 frequencies from 1 Hz to 5 kHz, TE, 1 % noise of apparent resistivity and 0.286
 degrees of phase. Each truth is inverted cell by cell and by codes of columns from a half-space of 100 ohm-m to the same
 chi; model errors are taken in the region of 10 km x 1 km. Where the diagnostics suspect the prior, the result with the
-prior is that of the cells; their threshold was set on other truths (seeds 11 and 7). Truths: of the prior, outside of
-it, of the prior with three times the noise, and with a third of the sites. It resumes: delete OUT to start again.
+prior is that of the cells; their threshold was set on other truths (seeds 11 and 7). Truths are drawn from the prior
+and from outside of it; those of the prior also have three times the noise, or a third of the sites. It resumes: delete
+OUT to start again.
 """
 
 from __future__ import annotations

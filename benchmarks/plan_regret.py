@@ -87,7 +87,7 @@ def timed(step: Any, batch: Any, runs: int) -> float:
 
 
 class Turn(NamedTuple):
-    """seconds: of a step, the slowest rank's. foreign: cores that other programs took meanwhile."""
+    """seconds: time of a step, the slowest rank's. foreign: cores that other programs took meanwhile."""
 
     seconds: float
     foreign: float

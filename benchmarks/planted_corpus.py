@@ -50,7 +50,7 @@ Record = tuple[dict[str, str], dict[str, Any] | None]
 
 
 class Corpus:
-    """Documents by number, without end. shares: of the kinds; they are scaled to one."""
+    """Documents by number, without end. shares: weights of the kinds; they are scaled to one."""
 
     def __init__(self, text: Pool, seed: int = 0, shares: dict[str, float] | None = None):
         self.pool, self.seed = text, seed

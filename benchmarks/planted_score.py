@@ -71,8 +71,8 @@ def _groups(truth: Truth) -> list[set[str]]:
 def score_texts(folder: Path, documents: Iterable[Mapping[str, str]]) -> dict[str, dict[str, float]]:
     """What was done to the texts of the documents that were kept (`id` and `text`).
 
-    `masked`: the share of private strings, by kind, that are gone. `lookalikes`: of those, by kind, that are left.
-    `lines`: of lines, by rule, that are gone. `repaired`: of texts, by fault, that are as they were before it.
+    Shares: `masked`, private strings, by kind, that are gone. `lookalikes`, by kind, that are left. `lines`, by rule,
+    that are gone. `repaired`, texts, by fault, that are as they were before it.
     """
     truth = planted_corpus.read_truth(folder)
     masked, lookalikes, lines, repaired = _Shares(), _Shares(), _Shares(), _Shares()

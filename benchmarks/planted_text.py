@@ -33,7 +33,7 @@ HELD_OUT = 50  # one sentence in so many is for the evaluation set alone
 
 @dataclass(frozen=True)
 class Pool:
-    """sentences: distinct, for documents. held_out: for the evaluation set. words: common ones. fingerprint: of all."""
+    """sentences: distinct, for documents. held_out: for the evaluation set. words: common ones. fingerprint: a hash."""
 
     sentences: list[str]
     held_out: list[str]
@@ -68,7 +68,7 @@ def jaccard(a: str, b: str, size: int = 5) -> float:
 def pool(packages: Iterable[str] = PACKAGES, size: int = 200_000) -> Pool:
     """Sentences of the standard library and these packages, which are read once for their versions; then multiplied.
 
-    size: of sentences in the end. Raises ValueError if a package is not installed.
+    size: number of sentences in the end. Raises ValueError if a package is not installed.
     """
     return pool_of(_cached(tuple(packages)), size)
 

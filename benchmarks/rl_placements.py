@@ -121,7 +121,7 @@ def steps_of(case: Case) -> int:
 
 
 class Turn(NamedTuple):
-    """seconds: of an iteration, the slowest process's. foreign: cores that other programs took meanwhile."""
+    """seconds: time of an iteration, the slowest process's. foreign: cores that other programs took meanwhile."""
 
     seconds: float
     foreign: float

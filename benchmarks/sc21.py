@@ -66,8 +66,8 @@ SHALLOW = 2  # layers that --quick simulates; the others are taken to be like th
 class Run:
     """A line of table 1 and of run_table_1.sh.
 
-    chunks: of layers that a stage has, v of the interleaved schedule. hides: DDP=torch, which reduces gradients during
-    the backward pass. published: TFLOP/s of a GPU. petaflops: of all.
+    chunks: chunks of layers that a stage has, v of the interleaved schedule. hides: DDP=torch, which reduces gradients
+    during the backward pass. published: TFLOP/s of a GPU. petaflops: PFLOP/s of all.
     """
 
     billions: float

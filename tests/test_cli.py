@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,16 @@ def test_help_lists_every_verb(capsys):
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"  {name} " in out and verb.summary in out for name, verb in cli.VERBS.items())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_help_fits_the_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for path, text in json.loads(cli.HELP.read_text()).items():
+        assert cli.main([*path.split(), "--help"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.split() == text.split()
+        assert all(len(line) <= min(100, columns) or len(line.split()) == 1 for line in printed.splitlines())
 
 
 def test_every_verb_in_the_table_exists():

@@ -57,7 +57,7 @@ class Workload:
             return self.make().train()
 
     def batches(self, dtype: torch.dtype = torch.float32) -> Iterator[Item]:
-        """dtype: of pixels."""
+        """dtype: dtype of pixels."""
         data, first = Samples(self), 0
         while True:
             items = [data[i] for i in range(first, first + self.batch)]

@@ -14,12 +14,12 @@ from generating.page import NOTE, table
 
 
 def help_of(verb: str, *inner: str) -> str:
-    """`tutti VERB --help`, without boxes and colors."""
+    """`tutti VERB --help`, without boxes, colors and line breaks: `cli.wrapped` makes them."""
     from tutti import cli
 
     out = io.StringIO()
     before = {key: os.environ.get(key) for key in ("COLUMNS", "NO_COLOR", "TERM")}
-    os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    os.environ |= {"COLUMNS": "5000", "NO_COLOR": "1", "TERM": "dumb"}
     try:
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
             cli.call(verb, [*inner, "--help"])
@@ -75,7 +75,7 @@ def page(name: str) -> str:
     parts = [f"{NOTE}\n# tutti {name}\n\n{sentence(cli.VERBS[name].summary)}\n"]
     for key, text in own.items():
         parts.append(f"\n## tutti {key}\n" if len(own) > 1 else "")
-        parts.append(f"\n```text\n{text}```\n")
+        parts.append(f"\n```text\n{cli.wrapped(text, 100)}```\n")
     parts.append(mt_config() if name == "mt" else "")
     return "".join(parts)
 

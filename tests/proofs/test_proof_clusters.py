@@ -220,7 +220,7 @@ def health(port: int) -> dict[str, Any]:
 
 
 class Asking:
-    """Asks a server without a pause while the block runs. failures: of requests, and answers unlike the first."""
+    """Asks a server without a pause while the block runs. failures: errors, and answers unlike the first."""
 
     def __init__(self, port: int, model: str):
         self.body = {"model": model, "prompt": "hello", "max_tokens": 4, "temperature": 0}

@@ -225,7 +225,7 @@ def pages(proven: dict[Any, RuleReport], operators: Callable[[str], list]) -> di
 
 
 def written(rows: dict[Any, tuple], counts: list[tuple], summary: str) -> dict[str, str]:
-    """The pages of rows of operators. counts: of operators, by model."""
+    """The pages of rows of operators. counts: number of operators, by model."""
     own = {page: sorted(row for t, row in rows.items() if family(t) == page) for page in PAGES}
     listed = [(f"[{title}](rules/{page}.md)", len(own[page])) for page, (title, _) in PAGES.items()]
     contents = {

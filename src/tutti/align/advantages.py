@@ -53,7 +53,7 @@ def leave_one_out(rewards: Tensor, size: int) -> Tensor:
 def normalized(x: Tensor, mask: Tensor | None = None, center: bool = True) -> Tensor:
     """x with a mean of 0 and a variance of 1 over masked entries, which alone are changed (whitening).
 
-    center: whether the mean becomes 0; otherwise it stays. mask: of the shape of x, 1 or 0; None: all.
+    center: whether the mean becomes 0; otherwise it stays. mask: tensor of the shape of x, 1 or 0; None: all.
     """
     mask = torch.ones_like(x) if mask is None else mask.to(x.dtype)
     count = mask.sum().clamp(min=1)

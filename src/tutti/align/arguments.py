@@ -69,7 +69,7 @@ DROPOUT = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Set the probabilities of all dropout to 0: of modules, and those that models of transformers apply as functions.
+    """Set all dropout probabilities to 0: those of modules, and those that models of transformers apply as functions.
 
     The latter are attributes of modules or of configs, such as attention_dropout, resid_pdrop and layerdrop: all
     numbers with "drop" in their names.

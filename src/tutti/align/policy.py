@@ -263,7 +263,10 @@ class PolicyTrainer(AlignTrainer):
     def clipped(
         self, inputs: Mapping[str, Tensor], logprobs: Tensor, logits: Tensor, level: str = "token"
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """-min(r A, clip(r) A) of each token, r itself, and measures of rows. level: of ratios."""
+        """Return -min(r A, clip(r) A) of each token, r itself, and measures of rows.
+
+        level: "token" or "sequence", what each ratio r is of (`objectives.log_ratios`).
+        """
         args, mask = self.args, learned(inputs["labels"])
         old, advantages = inputs.get("old_logprobs", logprobs.detach()), inputs["advantages"]
         ratios = objectives.log_ratios(logprobs, old, mask, level).exp()
@@ -439,7 +442,7 @@ class PolicyTrainer(AlignTrainer):
     def computed(self, name: str, model: Any, f: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Apply a function of a model to the sequences of a round, without gradients: (rows, ...) float32.
 
-        name: of the function, which is made once.
+        name: unique name of the function, by which it is kept: it is captured only once.
         """
         sequences = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
         was = model.training
@@ -621,8 +624,8 @@ def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]
 
 
 def sampled_logprobs(rollouts: Sequence[Rollout], like: Tensor) -> Tensor:
-    """Log-probabilities of the tokens of completions under the weights that wrote them, at the places of a batch's:
-    (rows, t - 1), elsewhere 0. like: of that shape."""
+    """Return the log-probabilities of the tokens of completions under the weights that wrote them, at the places of a
+    batch's: (rows, t - 1), elsewhere 0. like: tensor of that shape."""
     logprobs = torch.zeros_like(like)
     for i, x in enumerate(rollouts):
         at = len(x.prompt) - 1

@@ -32,8 +32,8 @@ class AlignTrainer(Trainer):
 
     Subclasses define `features` (a row of the dataset to what `collate` takes), `collate` and `losses`.
 
-    model: of transformers, or of peft; or a name or folder for `from_pretrained`. peft_config: adapters to add, which
-    alone are trained. processing_class: the tokenizer; by default that of the model's folder.
+    model: model of transformers or of peft, or a name or folder for `from_pretrained`. peft_config: adapters to add,
+    which alone are trained. processing_class: the tokenizer; by default that of the model's folder.
     """
 
     args: AlignArguments

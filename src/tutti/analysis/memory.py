@@ -34,7 +34,7 @@ BLOCK = 512  # bytes: granularity of CUDA's caching allocator, c10/cuda/CUDACach
 
 @dataclass(frozen=True)
 class Alive:
-    """The tensors of one label that are live at the peak. bytes: of all of them."""
+    """The tensors of one label that are live at the peak. bytes: their total size."""
 
     label: str
     kind: str
@@ -44,8 +44,8 @@ class Alive:
 
 @dataclass(frozen=True)
 class Memory:
-    """peak: bytes on the device. kinds: of these by kind. alive: by label, largest first. at: label of the call at
-    the peak. tiers: peak bytes on each other tier."""
+    """Peak memory of a run. peak: bytes on the device. kinds: these bytes by kind of tensor. alive: tensors that are
+    live then, by label, the largest first. at: label of the call at the peak. tiers: peak bytes on each other tier."""
 
     peak: int
     kinds: Mapping[str, int]

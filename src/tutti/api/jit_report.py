@@ -20,8 +20,8 @@ MOST = 6  # kinds of operators that are named of a graph
 
 @dataclass(frozen=True)
 class Graph:
-    """A compiled graph. file, line, function: of its first operator, or "?" and 0. operators: how often each is called.
-    dynamic: whether some size is symbolic."""
+    """A compiled graph. file, line, function: place of its first operator in the source, or "?" and 0. operators: how
+    often each is called. dynamic: whether some size is symbolic."""
 
     file: str
     line: int

@@ -1,4 +1,4 @@
-"""Models of `transformers` in folders: of a run, of its checkpoints, or as `save_pretrained` writes them."""
+"""Models of `transformers` in the folder of a run, in one of its checkpoints, or as `save_pretrained` writes them."""
 
 from __future__ import annotations
 

@@ -5,8 +5,10 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -156,7 +158,7 @@ def _run(argv: list[str] | None) -> int:
         print(f"tutti: {error}", file=sys.stderr)
         return 2
     if (text := _help(name, rest)) is not None:
-        print(text, end="")
+        print(wrapped(text, min(100, shutil.get_terminal_size((100, 24)).columns)), end="")
         return 0
     try:
         check_options(name, rest)
@@ -197,7 +199,7 @@ def usage() -> str:
     return "usage: tutti VERB ...     (tutti VERB --help says more)\n\n" + "\n".join(lines)
 
 
-HELP = Path(__file__).parent / "help.json"  # written by docs/generate.py: nobody waits for torch to read it
+HELP = Path(__file__).parent / "help.json"  # by docs/generate.py, not wrapped: nobody waits for torch to read it
 
 
 def _help(verb: str, rest: list[str]) -> str | None:
@@ -205,6 +207,18 @@ def _help(verb: str, rest: list[str]) -> str | None:
     if not rest or rest[-1] not in ("-h", "--help"):
         return None
     return json.loads(HELP.read_text()).get(" ".join([verb, *rest[:-1]])) if HELP.exists() else None
+
+
+def wrapped(text: str, width: int) -> str:
+    """Break the lines of a help text. What an option does goes on below its beginning."""
+    lines = []
+    for line in text.splitlines():
+        match = re.match(r"usage: | +(?:\S.*? {2,})?", line)
+        indent = " " * (len(match[0]) if match else 0)
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        ) or [""]
+    return "\n".join(lines) + "\n"
 
 
 def check_options(verb: str, rest: list[str]) -> None:
@@ -238,6 +252,6 @@ def call(name: str, rest: list[str]) -> Any:
         print("reading the model", file=sys.stderr, flush=True)
     if verb.raw:
         return verb.load()(rest)
-    import tyro
+    from tutti.config.options import call_with_options
 
-    return tyro.cli(verb.load(), prog=f"tutti {name}", args=rest)
+    return call_with_options(verb.load(), f"tutti {name}", rest)

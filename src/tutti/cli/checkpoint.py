@@ -15,6 +15,7 @@ from tutti.checkpoint import folder as folders
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.reshard import reshard as write_anew
 from tutti.cli.tables import SHOWN, consoles, read, table
+from tutti.config.options import call_verb
 from tutti.ir.kind import kind_of
 from tutti.launch.progress import progress
 from tutti.plan.explain import mesh_name, size
@@ -25,11 +26,11 @@ KINDS = {"param": "parameters", "buffer": "buffers", "master": "float32 masters"
 
 def checkpoint(argv: list[str]) -> int | None:
     """`tutti checkpoint show FOLDER`, `verify FOLDER`, `diff FOLDER FOLDER`."""
-    return tyro.extras.subcommand_cli_from_dict(
+    return call_verb(
         {"show": show, "verify": verify, "diff": diff},
-        prog="tutti checkpoint",
-        description="Show, verify and compare checkpoints.",
-        args=argv,
+        "tutti checkpoint",
+        "Show, verify and compare checkpoints.",
+        argv,
     )
 
 

@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tutti.config.options import call_verb
 from tutti.data.corpus import STEPS, Corpus, CorpusError, Source
 from tutti.data.corpus.pipeline import finished
 from tutti.data.corpus.report import HEAD, amount, rows
@@ -141,7 +142,7 @@ def model(
 def corpus(argv: list[str]) -> int | None:
     """Run `tutti corpus`."""
     verbs = {"run": run, "show": show, "steps": steps, "model": model}
-    return tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti corpus", description="Corpora.", args=argv)
+    return call_verb(verbs, "tutti corpus", "Corpora.", argv)
 
 
 def _texts(paths: tuple[str, ...], field: str) -> Iterator[list[str]]:

@@ -32,8 +32,8 @@ class Options:
         restarts: How often all ranks start again, from the newest checkpoint, when one fails.
         requeues: How often the cluster starts the job again after it was preempted or has reached its time limit.
         grace: Seconds to save a checkpoint before the job is ended.
-        name: Of the job; by default that of the verb and its config file.
-        folder: For what is written, and for logs: by default launch/NAME. All nodes must see it.
+        name: Name of the job; by default that of the verb and its config file.
+        folder: Folder for what is written, and for logs; by default launch/NAME. All nodes must see it.
         python: The Python on the cluster's machines; by default this one, and with Kubernetes `python`.
         dry_run: Print what would be submitted, and stop.
         time: Slurm: time limit, such as 4:00:00 or 2-12 (days and hours).
@@ -47,7 +47,7 @@ class Options:
         env: Kubernetes: a variable, as in --env HF_HOME=/data/hub; may be repeated.
         workdir: Kubernetes: the folder in the container that ranks run in.
         pod: Kubernetes: a YAML file with further fields of the pods, such as nodeSelector and tolerations.
-        address: Ray: of the cluster; by default what RAY_ADDRESS names, or a new one on this machine.
+        address: Ray: address of the cluster; by default what RAY_ADDRESS names, or a new one on this machine.
         wait: Ray: seconds for the cluster to have room.
         setup: Slurm: a line of shell before the ranks start, such as "module load cuda"; may be repeated.
     """

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from tutti.config.options import call_verb
+
 First = tyro.conf.Positional
 Folder = Annotated[str, tyro.conf.arg(metavar="DIR")]
 
@@ -40,4 +42,4 @@ def invert(config: First[Path], out: Folder = "") -> int:
 def mt(argv: list[str]) -> int | None:
     """Run `tutti mt`."""
     verbs = {"forward": forward, "invert": invert}
-    return tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti mt", description="Magnetotellurics.", args=argv)
+    return call_verb(verbs, "tutti mt", "Magnetotellurics.", argv)

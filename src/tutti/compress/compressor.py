@@ -31,9 +31,9 @@ FORMATS = "compressed-tensors", "gguf"
 class LayerReport(NamedTuple):
     """What became of a layer.
 
-    scheme: of its weight. before, after: bytes. error: ||X (W - Q)^T|| / ||X W^T|| over the calibration data, or of
-    the weight alone without data; nan for what has learned since. tokens: of the data that reached it. note: what was
-    done in another way than asked.
+    scheme: scheme of its weight. before, after: bytes. error: ||X (W - Q)^T|| / ||X W^T|| over the calibration data, or
+    that of the weight alone without data; nan for what has learned since. tokens: number of tokens of the data that
+    reached it. note: what was done in another way than asked.
     """
 
     path: str
@@ -49,7 +49,8 @@ class LayerReport(NamedTuple):
 class CompressionReport:
     """What became of each layer.
 
-    notes: on steps that change whole modules. sensitivity: of layers to schemes, if mixed precision was searched.
+    notes: remarks on steps that change whole modules. sensitivity: sensitivity of layers to schemes, if mixed precision
+    was searched.
     before, after: bytes of the whole model.
     """
 
@@ -293,7 +294,7 @@ class Compression:
             self._layers(own, {"down_proj": expert.down_proj}, {"down_proj": statistics})  # pyright: ignore
 
     def _layers(self, prefix: str, layers: Mapping[str, Any], statistics: Mapping[str, Statistics]) -> None:
-        """Quantize layers, and put the quantized ones in their places. prefix: of their paths in the model."""
+        """Replace layers by quantized ones. prefix: path of the module that contains them."""
         paths = {f"{prefix}.{name}" if prefix else name: name for name in layers}
         paths = {path: name for path, name in paths.items() if path in self.schemes}
 

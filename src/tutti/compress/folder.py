@@ -106,7 +106,7 @@ def stored_schemes(model: Any) -> dict[str, Scheme]:
 
 
 def _fill(model: nn.Module, reader: Reader, prefix: str) -> None:
-    """Read all tensors of a part of a model. prefix: of its names in the model."""
+    """Read all tensors of a part of a model. prefix: beginning of its names in the model."""
     taken: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):

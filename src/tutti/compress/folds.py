@@ -25,8 +25,8 @@ class Fold:
     """A producer and what reads its outputs.
 
     producer: a norm with a weight (k), or a linear layer. consumers: the paths in the block of layers that are
-    compressed. readers: all modules with a weight (n, k) that read its outputs. width: of a head, where the outputs of
-    a layer (groups, width) are read by several heads each.
+    compressed. readers: all modules with a weight (n, k) that read its outputs. width: width of a head, where the
+    outputs of a layer (groups, width) are read by several heads each.
     """
 
     producer: nn.Module

@@ -41,7 +41,7 @@ TOKENS = 8192  # of calibration data, after which sensitivities hardly change
 
 @dataclass(frozen=True)
 class Factored:
-    """Two layers of lower rank in the place of one, each quantized. share: of the numbers that stay."""
+    """Two layers of lower rank in the place of one, each quantized. share: fraction of the numbers that stay."""
 
     scheme: Scheme
     share: float
@@ -57,8 +57,9 @@ Choice = Scheme | Factored
 class Sensitivity:
     """What each layer loses and takes under each scheme.
 
-    losses: nats per token, bytes: by path, and then by scheme in the order of `schemes`. Infinite losses: a layer
-    cannot have this one. seconds: of a decoded token, in the same order, where that was asked for.
+    losses, bytes: losses in nats per token, and bytes, by path, and then by scheme in the order of `schemes`. Where a
+    loss is infinite, a layer cannot have this scheme. seconds: seconds of a decoded token, in the same order, where
+    that was asked for.
     """
 
     schemes: tuple[Choice, ...]
@@ -151,7 +152,8 @@ def parts_of(choice: Choice, multiple: int, n: int, k: int) -> list[tuple[Scheme
 
 
 def seconds_of(scheme: Scheme | None, n: int, k: int, dtype: torch.dtype, cluster: str) -> float:
-    """Seconds of a layer for one token on a device of a cluster: of its products, or of reading it. None: of floats.
+    """Return the seconds that a layer takes for one token on a device of a cluster, for its products or for reading it,
+    whichever is more. scheme: scheme of the weight (n, k); None: it is not quantized.
 
     Schemes without an operator of their own are widened for each token.
     """
@@ -234,7 +236,8 @@ def sensitivity(
     """Measure each linear layer under each scheme, but one that is tied to the embeddings. The model is not changed.
 
     batches: calibration data, of which the first 8192 tokens are used; only the blocks from that of the layer on are
-        computed again. multiple: of which ranks are multiples. cluster: a device whose seconds are estimated, too.
+        computed again. multiple: number that ranks are multiples of. cluster: cluster on a device of which seconds are
+        estimated, too; "": none.
     """
     stack = stack_of(model)
     if stack is None:

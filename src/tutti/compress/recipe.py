@@ -29,13 +29,14 @@ SHORT_SCALES: dict[str, Any] = {"s16": "float16", "s8": "int8"}
 class Quantize:
     """Quantize the weights of linear layers, those of experts among them.
 
-    scheme: of all layers but those in `overrides`. method: how codes are found: "rtn" (nearest), "gptq", "awq" (scales
-        of channels are searched, then ranges), "smooth" (SmoothQuant, for int8 activations) or "hqq".
+    scheme: scheme of all layers but those in `overrides`. method: how codes are found: "rtn" (nearest), "gptq", "awq"
+        (scales of channels are searched, then ranges), "smooth" (SmoothQuant, for int8 activations) or "hqq".
     layers, ignore: patterns of paths such as `*.down_proj` or `lm_head`. overrides: patterns and schemes; the first
         that matches holds, None: the layer is not quantized.
     embeddings: the scheme of the input embeddings, and of an output layer that is tied to them; None: they stay.
-    damping: of GPTQ, as a share of the mean diagonal. order: whether GPTQ begins with the inputs that are largest.
-    strength: of SmoothQuant, the share of the activations' ranges that moves into the weights.
+    damping: damping of GPTQ, as a share of the mean diagonal. order: whether GPTQ begins with the inputs that are
+        largest.
+    strength: strength of SmoothQuant, the share of the activations' ranges that moves into the weights.
     """
 
     scheme: Scheme = field(default_factory=Scheme)
@@ -80,11 +81,12 @@ class Quantize:
 class Mixed:
     """Quantize each layer with the scheme that is best for a size of the whole (`compress.mixed`).
 
-    bits: per weight of these layers, scales and zeros included. size: in its place, bytes of all tensors of the file.
+    bits: bits per weight of these layers, scales and zeros included. size: in its place, bytes of all tensors of the
+    file.
     latency: in its place, seconds of all linear layers for a decoded token, by the planner's model of a device of
     `cluster`, which is a name as for plans or the file of a calibration.
-    schemes: to choose from. shares: of numbers that stay, for layers that may have a lower rank as well as each scheme;
-    multiple: of which ranks are multiples. The rest is as for `Quantize`.
+    schemes: schemes to choose from. shares: fractions of numbers that stay, for layers that may have a lower rank as
+    well as each scheme. multiple: number that ranks are multiples of. The rest is as for `Quantize`.
     """
 
     bits: float = 3.0
@@ -114,7 +116,7 @@ class Rotate:
     """Rotate what blocks read and write by a random Hadamard matrix, which spreads outliers and changes no result.
 
     heads: whether the outputs of attention are rotated within each head, too. untie: whether an output layer that is
-    tied to the embeddings may become a layer of its own, which a rotation needs. seed: of the signs.
+    tied to the embeddings may become a layer of its own, which a rotation needs. seed: random seed of the signs.
     """
 
     heads: bool = True
@@ -128,8 +130,9 @@ class Rotate:
 class Prune:
     """Set weights of linear layers to zero (`compress.methods.sparsity`).
 
-    sparsity: the share of each output's weights. pattern: in its place, "2:4" leaves 2 of each 4 inputs. method:
-    "magnitude", "wanda" or "sparsegpt". layers, ignore: as for `Quantize`. damping: of sparsegpt.
+    sparsity: share of each output's weights that become zero. pattern: in its place, "2:4" leaves 2 of each 4 inputs.
+    method: "magnitude", "wanda" or "sparsegpt". layers, ignore: as for `Quantize`. damping: damping of sparsegpt, as a
+    share of the mean diagonal.
     """
 
     sparsity: float = 0.5
@@ -194,9 +197,9 @@ class Shrink:
 class LowRank:
     """Make the weights of linear layers products of two smaller ones (`compress.methods.low_rank`).
 
-    share: of the numbers of each weight, how many stay. multiple: of which ranks are multiples; groups of scales must
-    divide it if the result is quantized. Layers that no such rank makes smaller stay. layers, ignore: as for
-    `Quantize`.
+    share: fraction of the numbers of each weight that stay. multiple: number that ranks are multiples of; groups of
+    scales must divide it if the result is quantized. Layers that no such rank makes smaller stay. layers, ignore: as
+    for `Quantize`.
     """
 
     share: float = 0.5
@@ -213,10 +216,11 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Distill:
-    """Train the compressed model to predict what the model predicts that it was made of (`compress.methods.distill`).
+    """Train the compressed model to predict what the original model predicts (`compress.methods.distill`).
 
-    steps: batches of the training data, or of the calibration data. lr: of AdamW, at its highest. temperature: of both
-    distributions. hidden: weight of the distance of the last hidden states. seed: of dropout.
+    steps: number of batches, of the training data or of the calibration data. lr: highest learning rate of AdamW.
+    temperature: temperature of both distributions. hidden: weight of the distance of the last hidden states. seed:
+    random seed of dropout.
     """
 
     steps: int = 200
@@ -500,7 +504,7 @@ def _of_table(table: dict[str, Any]) -> Step:
 
 
 def _check_type(key: str, value: Any, annotation: str) -> None:
-    """Raise ValueError for a value of TOML that a field cannot be. annotation: of the field."""
+    """Raise ValueError for a value of TOML that a field cannot be. annotation: type of the field, as text."""
     pair = key == "overrides"
     if annotation.startswith("tuple"):
         inside = annotation.removeprefix("tuple[").partition(",")[0]

@@ -55,9 +55,9 @@ def compress(
         `compress.recipe`.
     calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
         attention_mask; or texts, with a tokenizer. Padding does not count.
-    out: of a folder, where the compressed model is written: a folder, or a GGUF file with its tokenizer. Into a folder,
-        quantization and rotation hold one block in memory at a time, and a run that was interrupted goes on where it
-        stopped; else the whole model is held.
+    out: where the compressed model of a folder is written: path of a folder, or of a GGUF file, which also has its
+        tokenizer. Into a folder, quantization and rotation hold one block in memory at a time, and a run that was
+        interrupted goes on where it stopped; else the whole model is held.
     training: more data like the calibration data, for distillation; by default that is used again.
     progress: called with what is done (blocks, or steps), all of it, and what comes next.
 

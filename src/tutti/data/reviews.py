@@ -39,12 +39,12 @@ ASIDES = ["{c} : {v} !", "{c} , {v} !"]
 
 @dataclass(frozen=True)
 class Reviews:
-    """The language.
+    """The language of the reviews.
 
     adjectives: number for praise, and for blame. topics, nouns: number of topics, and of nouns of each.
     negated: fraction of clauses with "not".
 
-    seed: of the words of the language; the reviews have seeds of their own.
+    seed: random seed of the words of the language; the reviews have seeds of their own.
     """
 
     adjectives: int = 60

@@ -225,6 +225,6 @@ def _kind(name: str) -> str:
 
 
 def _message(name: str, microbatch: int, values: Mapping[Message, Row]) -> Message:
-    """As what a part's input is here: of this microbatch, or once in the step."""
+    """Return the message of a part's input: that of this microbatch if it is here, else the one of the whole step."""
     own = Message(name, microbatch)
     return own if own in values else Message(name, ONCE)

@@ -96,7 +96,7 @@ class Executor:
         """Run the actions of all local devices to completion.
 
         inputs_of: the inputs that are not stored, by microbatch.
-        recorder: of this process's rank.
+        recorder: recorder of this process's rank.
         each: by microbatch, the executor whose parts run it, where microbatches need different graphs; by default this
             one.
 

@@ -104,7 +104,7 @@ def _process(rank: int, processes: int, folder: str, threads: int, kind: str, ef
 
 
 def calibrate_here(threads: int, kind: str, effort: Effort | None = None, display: Display | None = None) -> Cluster:
-    """The cluster formed by the ranks of this job. All of them call this at once. display: of rank 0."""
+    """The cluster formed by the ranks of this job. All call this at once. display: progress display of rank 0."""
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     effort = effort or (GPU if kind == "cuda" else Effort())
     levels = _levels()

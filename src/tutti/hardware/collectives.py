@@ -47,8 +47,9 @@ class Stage:
     """The part of a group on one level of a cluster.
 
     members: units of the level below in which the group has ranks, inside one unit of this level (g).
-    within: ranks of the group in each of them (c). of: members of the level. spacing: of the group's members.
-    below: devices in a unit of the level below. innermost: whether the level is the cluster's first.
+    within: ranks of the group in each of them (c). of: number of members of the level. spacing: distance of the group's
+    members on the level. below: devices in a unit of the level below. innermost: whether the level is the cluster's
+    first.
     """
 
     link: Link

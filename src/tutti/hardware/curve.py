@@ -66,9 +66,9 @@ class Ramp:
 class Grid:
     """Seconds of a matrix product (m x k) @ (k x n): power laws between measured sizes.
 
-    sizes: of each of m, k and n, rising. seconds: one for each (m, k, n), n the fastest. Beyond the largest size the
-    time grows linearly with the size; below the smallest it is constant. call: the part of the seconds that a batch of
-    products in one operator takes once.
+    sizes: sizes of each of m, k and n, rising. seconds: seconds of each (m, k, n), n the fastest. Beyond the largest
+    size the time grows linearly with the size; below the smallest it is constant. call: the part of the seconds that a
+    batch of products in one operator takes once.
     """
 
     sizes: tuple[int, ...]

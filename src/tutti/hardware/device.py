@@ -65,7 +65,7 @@ class Device:
     memory: bytes.
     bandwidth: bytes/s of the memory, reads and writes together.
     efficiency: share of the peak that large matrix products reach, by dtype name; 1 if it is missing. Other work has
-        keys such as "attention float32", which default to those of matrix products: of "attention",
+        keys such as "attention float32", which default to those of matrix products. This other work is "attention",
         "attention_backward", "convolution", "convolution_backward", and "grouped" for products in groups. "memory" is
         the share of the bandwidth that kernels reach.
     overhead: seconds to launch one operator.

@@ -83,10 +83,10 @@ def seconds(
 ) -> float:
     """Seconds of one operator, without its overhead.
 
-    target: the operator. shapes: of its tensor operands, used for matrix products and attention only. dtype: of its
-    result; if the device has no figures for it, those of float32 are used. flops: of matrix work. moved: bytes read and
-    written. transposed: whether the first matrix of a product is a transposed view (`lies_transposed`). family:
-    overrides the family found by the operator's name.
+    target: the operator. shapes: shapes of its tensor operands, used for matrix products and attention only. dtype:
+    dtype of its result; if the device has no figures for it, those of float32 are used. flops: FLOPs of matrix work.
+    moved: bytes read and written. transposed: whether the first matrix of a product is a transposed view
+    (`lies_transposed`). family: overrides the family found by the operator's name.
     """
     if target in PRODUCTS:
         kind = "grouped" if target is GROUPED else ""

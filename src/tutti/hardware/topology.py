@@ -83,7 +83,7 @@ class Cluster:
         """The part of a group on each level, without levels on which it has one member. Arguments as in ``link``.
 
         A group with different numbers of ranks in the units of a level counts as ``size`` members on the outermost
-        level that it crosses: of the ``2 x stride`` groups that may leave a unit below, each has its share of the
+        level that it crosses: each of the ``2 x stride`` groups that may leave a unit below has its share of the
         unit's ports.
         """
         outermost, stages, below = self._outermost(stride, size), [], 1

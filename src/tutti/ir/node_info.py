@@ -19,10 +19,10 @@ class NodeInfo(TypedDict, total=False):
 
     val: shape and dtype of the result, or of each result.
     phase: "forward", "backward" or "update".
-    path: of the module that called the operator.
+    path: path of the module that called the operator.
     label: equal for corresponding nodes of repeated layers. Plans name nodes and inputs by it.
-    name: of a call, unique in the graph.
-    flops, bytes: of the full, unsplit operator.
+    name: unique name of a call in the graph.
+    flops, bytes: FLOPs and bytes of the full, unsplit operator.
 
     Set at capture:
     checkpoint: the region of `torch.utils.checkpoint` that contains the node.
@@ -35,9 +35,9 @@ class NodeInfo(TypedDict, total=False):
     recompute: name of the forward call that this call repeats.
 
     Set by lowering:
-    input: name of the StepGraph's input, of a placeholder.
-    read_later: of a placeholder, whether its tensor is read after this part of the graph, which must not write into it.
-    names: names of the outputs, of the output node.
+    input: name of the StepGraph's input that a placeholder stands for.
+    read_later: whether the tensor of a placeholder is read after this part of the graph, which must not write into it.
+    names: names of the outputs; the output node has it.
     tier: where the result is stored, if not on the device.
     host: tier whose processor computes the call.
     unit: position in the order that hides communication (`analysis.overlap`).

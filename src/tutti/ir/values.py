@@ -92,7 +92,7 @@ class Values:
                     del self.real[alias]
 
     def guards(self, names: Mapping[fx.Node, str]) -> Guards:
-        """The computation that checks whether another batch has the same values. names: of the placeholders."""
+        """The computation that checks whether another batch has the same values. names: name of each placeholder."""
         needed = {node for asked in self.asked for node in _nodes(asked.args, asked.kwargs)}
         storages = {_storage(self.real[n]) for n in needed if n in self.real}
         for node in reversed(self.computed):

@@ -130,9 +130,9 @@ class LocalContext:
                  expected: int) -> torch.Tensor:  # fmt: skip
         """Send the rows of x to the ranks along axes: the first `sends[0]` to the first of them, and so on.
 
-        sends, receives: (ranks,) int64, the rows for each rank and from each rank. axes: one of `legs`. rows: of the
-        result, which is zero behind the rows that arrive. expected: rows that leave a rank if they are evenly
-        distributed, for predictions.
+        sends, receives: (ranks,) int64, the rows for each rank and from each rank. axes: one of `legs`. rows: number
+        of rows of the result, which is zero behind the rows that arrive. expected: number of rows that leave a rank if
+        they are evenly distributed, for predictions.
         """
         return exchange(x, axes, sends, receives, rows, expected)
 

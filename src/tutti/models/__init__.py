@@ -27,7 +27,7 @@ TYPES = {
 def register(folder: str | Path | None = None) -> None:
     """Make the model types of this package known to the Auto classes of transformers.
 
-    folder: of a saved model; registers its type only, and nothing if it is a type of transformers.
+    folder: folder of a saved model; only its type is registered, and nothing if it is a type of transformers.
     """
     kinds = list(TYPES)
     if folder is not None:

@@ -159,7 +159,7 @@ class ForCausalLM(PreTrainedModel, GenerationMixin):
         """input_ids, labels: (batch, tokens) int64; a label is compared with the logits of the position before.
 
         attention_mask: (batch, tokens), 0 at padding, or a bool mask (batch, 1, queries, keys).
-        logits_to_keep: compute logits of so many last positions only. 0: of all.
+        logits_to_keep: number of last positions whose logits are computed; 0: all.
         """
         from transformers import DynamicCache
 

@@ -22,7 +22,7 @@ class EDSRConfig(PreTrainedConfig):
 
     scale: 2, 3 or 4, how many times as high and as wide the output is.
     residual_scale: factor of what a block adds, which stabilizes wide models.
-    mean: of each channel, subtracted from the input and added to the output.
+    mean: mean of each channel, subtracted from the input and added to the output.
     """
 
     model_type = "edsr"

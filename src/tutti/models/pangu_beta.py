@@ -40,7 +40,8 @@ from tutti.models.blocks import CACHE, TransformerBlock, look_around, look_back,
 
 
 class PanGuBetaConfig(PreTrainedConfig):
-    """Sizes of a model. num_hidden_layers: of the encoder. decoder_start_token_id: None is the padding token."""
+    """Sizes of a model. num_hidden_layers: number of layers of the encoder. decoder_start_token_id: token that the
+    decoder begins with; None is the padding token."""
 
     model_type = "pangu_beta"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012

@@ -1,8 +1,8 @@
 """Norms, rotary embedding, gated units and writes into a paged cache on a GPU, in Triton: see `tutti.nn.rows`,
 `tutti.nn.rows_joined` and `tutti.nn.attention.paged_write`.
 
-They round where the formulas round, and differ from them in the order of sums only. A program has a row: of a norm, of
-a head of a token, or a block of a gated unit.
+They round where the formulas round, and differ from them in the order of sums only. A program computes a row of a
+norm, a head of a token, or a block of a gated unit.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _rotary_write(
     cos_token, sin_token, key_slot, key_head, value_slot, value_head, HALF: tl.constexpr, HALVES: tl.constexpr,
     WIDTH: tl.constexpr, WIDTHS: tl.constexpr,
 ):  # fmt: skip
-    """A head of a token: of the queries, of the keys, or of the values."""
+    """Process a head of a token: rotate one of queries, rotate and write one of keys, or write one of values."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos += token * cos_token
     sin += token * sin_token

@@ -11,7 +11,7 @@ from typing import Any
 class Board:
     """Writes scalars to a folder. After an error of the file system it warns once and writes no more.
 
-    step: of the checkpoint that a run resumes from; later scalars of an earlier process are hidden.
+    step: step of the checkpoint that a run resumes from; later scalars of an earlier process are hidden.
     """
 
     def __init__(self, folder: Path, step: int | None = None):

@@ -23,8 +23,9 @@ DATA = "data"  # the phase of waiting for the batch
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """shares: of every rank. ranks, links: the slow ones, worst first. phases: of the training loop, mean seconds by
-    rank. kinds: (title, predicted or None, measured seconds a step), of the first rank."""
+    """What a recording shows. shares: `Share` of every rank. ranks, links: the slow ones, worst first. phases: mean
+    seconds of the phases of the training loop, by rank. kinds: (title, predicted or None, measured seconds a step) of
+    the first rank."""
 
     recording: Recording
     shares: list[Share]

@@ -23,7 +23,8 @@ SLOW_LINK = 0.5  # of the others' bandwidth
 
 @dataclass(frozen=True)
 class SlowRank:
-    """kind: of the calls. speed: as a fraction of the others' speed. seconds: that it takes longer per step."""
+    """A slow rank. kind: kind of the slow calls. speed: speed as a fraction of the others' speed. seconds: seconds per
+    step that it takes longer."""
 
     rank: int
     kind: str

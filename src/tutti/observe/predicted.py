@@ -18,8 +18,8 @@ def write_predicted(dry_run: DryRun, folder: Path) -> None:
 
 
 def predicted(dry_run: DryRun) -> dict[str, Any]:
-    """seconds: of the step. programs: by name, the seconds of each call before compilation, in order. panels: of the
-    picture."""
+    """Return a prediction as JSON values. seconds: seconds of the step. programs: seconds of each call before
+    compilation, in order, by the program's name. panels: panels of the picture."""
     return {
         "seconds": dry_run.seconds,
         "cluster": str(dry_run.cluster),

@@ -15,7 +15,7 @@ class Share:
 
     computing: by kind of call. moving: blocked while data is transferred, by kind and axis. waiting: blocked by ranks
     that came late to a collective, by that rank. passing: blocked by another device of a pipeline. other: outside any
-    call, in Python and copies of the batch. seconds: of the step.
+    call, in Python and copies of the batch. seconds: seconds of the whole step.
     """
 
     seconds: float = 0.0

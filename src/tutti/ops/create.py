@@ -18,7 +18,8 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 
 
 def _anew(mark: str = "", unread: str = "!"):
-    """A new tensor. mark: of its dims; unread: of the dims of an operand that only provides the dtype.
+    """Return the notation of a new tensor. mark: mark of its dims. unread: mark of the dims of an operand that only
+    provides the dtype.
 
     Zeros are also a partial sum of zeros, so any part of the operand will do.
     """

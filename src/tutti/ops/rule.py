@@ -65,7 +65,7 @@ class Rule:
 def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], **sizes: int) -> Rule:
     """The rule for a line of notation and operands of these shapes.
 
-    sizes: of factors that only occur in products. Raises ValueError if notation and shapes contradict.
+    sizes: sizes of factors that only occur in products. Raises ValueError if notation and shapes contradict.
     """
     rule = read(notation)
     if inputs and not rule.inputs:  # nothing left of the arrow: one 0-d operand

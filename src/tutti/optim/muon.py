@@ -30,12 +30,12 @@ class Muon(PureOptimizer):
     Their matrix products are planned like all others: they are sharded under ZeRO and tensor parallelism.
 
     params: a module, named parameters, parameters, or groups.
-    lr, weight_decay: of all groups without their own; weight decay is decoupled.
+    lr, weight_decay: learning rate and weight decay of all groups without their own; weight decay is decoupled.
     momentum, nesterov, ns_coefficients, ns_steps, adjust_lr_fn: as for `torch.optim.Muon`.
-    ns_dtype: torch.bfloat16 or torch.float32, of the orthogonalization. In bfloat16 it turns a last-bit difference of
-        a gradient into one of up to 2^-9 of the update, so plans that add gradients up in another order drift apart
-        (relative 2e-4 after 50 steps of a small network). In float32 they agree to 1e-5.
-    betas, eps: of AdamW.
+    ns_dtype: dtype of the orthogonalization, torch.bfloat16 or torch.float32. In bfloat16 it turns a last-bit
+        difference of a gradient into one of up to 2^-9 of the update, so plans that add gradients up in another order
+        drift apart (relative 2e-4 after 50 steps of a small network). In float32 they agree to 1e-5.
+    betas, eps: decay rates of the running means, and epsilon, of AdamW.
 
     Raises ValueError for values out of range, and for a group with use_muon=True and a parameter that is no matrix.
 

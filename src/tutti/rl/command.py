@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from tutti.config.options import call_verb
+
 First = tyro.conf.Positional
 
 
@@ -34,21 +36,21 @@ def train(
     fastest. Options of the algorithm are those of all ranks together.
 
     Args:
-        config: a TOML file, or a preset such as ppo-cartpole (`tutti rl list` shows all).
-        steps: of environments, all together.
-        seed: of weights, environments and exploration.
+        config: A TOML file, or a preset such as ppo-cartpole (`tutti rl list` shows all).
+        steps: Number of steps of all environments together.
+        seed: Random seed of weights, environments and exploration.
         level: O2 compiles whole iterations; O0 runs operators one by one; eager is plain Python.
-        out: the folder for checkpoints, curve and TensorBoard's files.
-        threshold: end when an evaluation reaches this mean return.
-        option: an option of the algorithm, as in `--option gamma=0.98`; may be repeated.
-        placement: where acting and learning run: fused, learners, actors, async, environments or server.
-        ranks: of the placement.
-        processes: that the ranks are shared out among; by default one for each rank, and 1 with environments, whose
-            ranks are worker processes. 1 runs ranks as threads.
-        plan: a placement that `tutti plan --rl ... --save` wrote, instead of the three above.
-        workers: of the placement environments: processes of this machine, or actors of Ray, on the cluster that
-            RAY_ADDRESS names or a new one here.
-        restarts: how often all processes start again, from the last state, when one of them is killed or fails.
+        out: Folder for checkpoints, the curve and TensorBoard's files.
+        threshold: End when an evaluation reaches this mean return.
+        option: An option of the algorithm, as in `--option gamma=0.98`. May be repeated.
+        placement: Where acting and learning run: fused, learners, actors, async, environments or server.
+        ranks: Number of ranks of the placement.
+        processes: Number of processes that the ranks are shared out among; by default one for each rank, and 1 with
+            environments, whose ranks are worker processes. 1 runs ranks as threads.
+        plan: A placement that `tutti plan --rl ... --save` wrote, instead of the three above.
+        workers: What the workers of the placement environments are: processes of this machine, or actors of Ray, on the
+            cluster that RAY_ADDRESS names or a new one here.
+        restarts: How often all processes start again, from the last state, when one of them is killed or fails.
     """
     from tutti.rl import run
 
@@ -58,14 +60,14 @@ def train(
 
 
 def evaluate(agent: First[str], episodes: int = 20, seed: int = 1, deterministic: bool = True, env: str = "") -> None:
-    """Returns of new episodes.
+    """Print the returns of new episodes.
 
     Args:
-        agent: a file of an agent, or the folder of a run.
-        episodes: how many.
-        seed: of the environments.
-        deterministic: take the most likely action.
-        env: instead of the environment that the file names.
+        agent: The file of an agent, or the folder of a run.
+        episodes: Number of episodes.
+        seed: Random seed of the environments.
+        deterministic: Take the most likely action.
+        env: Environment, instead of the one that the file names.
     """
     from tutti.rl import run
 
@@ -75,15 +77,15 @@ def evaluate(agent: First[str], episodes: int = 20, seed: int = 1, deterministic
 def play(
     agent: First[str], to: str = "play.gif", steps: int = 500, seed: int = 1, fps: int = 30, env: str = ""
 ) -> None:
-    """Record an episode as a picture that moves.
+    """Record an episode as an animated GIF.
 
     Args:
-        agent: a file of an agent, or the folder of a run.
-        to: a .gif file.
-        steps: at most so many.
-        seed: of the environment.
-        fps: frames per second.
-        env: instead of the environment that the file names.
+        agent: The file of an agent, or the folder of a run.
+        to: Name of the .gif file.
+        steps: Most steps of the episode.
+        seed: Random seed of the environment.
+        fps: Frames per second.
+        env: Environment, instead of the one that the file names.
     """
     from tutti.rl import run
 
@@ -93,7 +95,7 @@ def play(
 
 
 def show() -> None:
-    """Algorithms, presets and environments."""
+    """List algorithms, presets and environments."""
     from tutti.rl import run
 
     run.show()
@@ -109,7 +111,7 @@ def rl(argv: list[str]) -> None:
         raise ValueError(f"there is no verb {argv[0]!r}; did you mean {near}? There are {', '.join(VERBS)}")
     if argv and argv[0] in VERBS:
         check_verb_options(argv[0], argv[1:])
-    tyro.extras.subcommand_cli_from_dict(VERBS, prog="tutti rl", description="Reinforcement learning.", args=argv)
+    call_verb(VERBS, "tutti rl", "Reinforcement learning.", argv)
 
 
 def check_verb_options(verb: str, words: list[str]) -> None:

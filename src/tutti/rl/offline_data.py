@@ -35,7 +35,8 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Stage:
-    """steps: of learning before it. episodes: to record. policy: one of `POLICIES`."""
+    """steps: steps that the agent has learned for in all when the stage begins. episodes: number of episodes to record.
+    policy: one of `POLICIES`."""
 
     steps: int
     episodes: int
@@ -44,7 +45,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Source:
-    """Agent that records data, and its stages. preset: of the agent. options, env: replace those of the preset."""
+    """Agent that records data, and its stages. preset: preset of the agent. options, env: options and environment
+    instead of those of the preset."""
 
     preset: str
     stages: tuple[Stage, ...]

@@ -30,9 +30,9 @@ Tree = dict[str, Any]
 class Population:
     """Members that learn at the same time, each as if it were alone.
 
-    kind: the algorithm, or its name. env: a pure environment, or the name of one. seeds: of the members. level: see
-    `Agent`. options: those of the algorithm. A list gives one number for each member; networks and numbers of steps are
-    the same for all.
+    kind: the algorithm, or its name. env: a pure environment, or the name of one. seeds: seed of each member. level:
+    see `Agent`. options: those of the algorithm. A list gives one number for each member; networks and numbers of steps
+    are the same for all.
 
     Raises ValueError for an environment of the host, and for an option that cannot differ between members.
     """

@@ -35,10 +35,11 @@ FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
 class RunConfig:
     """A config of `tutti rl train`: the keys of its TOML file.
 
-    algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
+    algorithm, env: names. steps: number of steps to learn for. seed, level: as for `tutti.rl.Agent`. options: those of
+    the algorithm.
     threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
-    checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of
-    data that our agents make (`tutti.rl.offline_data`). placement, ranks, workers: where it runs
+    checkpoint: steps between checkpoints. data: data of an offline algorithm, a folder in Minari's format or the name
+    of data that our agents make (`tutti.rl.offline_data`). placement, ranks, workers: where it runs
     (`tutti.rl.placement.placement`).
     """
 

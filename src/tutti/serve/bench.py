@@ -25,7 +25,8 @@ QUANTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request of a load. at: seconds after the start. prompt: a text or a number of tokens. tokens: of the output."""
+    """A request of a load. at: seconds after the start. prompt: a text or a number of tokens. tokens: number of tokens
+    of the output."""
 
     at: float
     prompt: int | str
@@ -34,7 +35,7 @@ class Arrival:
 
 @dataclass
 class Measured:
-    """What a client saw of a request. times: of pieces of the answer, in seconds after the start."""
+    """What a client saw of a request. times: when pieces of the answer came, in seconds after the start."""
 
     arrival: Arrival
     status: int = 0
@@ -214,7 +215,7 @@ def bench_serve(
         ttft: Objective: seconds to the first token.
         tpot: Objective: seconds for each further token.
         key: API key.
-        seed: Of arrivals and prompts.
+        seed: Random seed of arrivals and prompts.
         out: Folder for report.json, requests.jsonl and latency.png.
     """
     import httpx

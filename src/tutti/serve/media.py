@@ -107,7 +107,7 @@ def messages_with_images(messages: Sequence[JsonView]) -> tuple[list[Json], list
 
 
 def in_line(content: JsonValue, mark: str) -> JsonValue:
-    """The parts of a message as one text, for templates that know no others. mark: of an image."""
+    """The parts of a message as one text, for templates that know no others. mark: text for an image."""
     if not isinstance(content, list):
         return content
     return "".join(mark if x["type"] == "image" else x["text"] for x in content)

@@ -58,7 +58,7 @@ class Source:
 class Encoder:
     """The encoder of a model.
 
-    name: of the input that it reads. longest: positions of its result, at most.
+    name: name of the input that it reads. longest: number of positions of its result, at most.
     """
 
     crosses = False  # whether a decoder attends to its result; otherwise that is put in the place of tokens
@@ -72,7 +72,7 @@ class Encoder:
         raise NotImplementedError
 
     def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
-        """Compute its result. slots: of the cache (positions,), or -1."""
+        """Compute its result. slots: slot of the cache of each position (positions,), or -1."""
         raise NotImplementedError
 
     def read(self, prompt: Prompt, inputs: EncoderInputs, tokens: Tokens) -> tuple[list[int], Source | None]:
@@ -267,7 +267,10 @@ class ImageEncoder(Encoder):
 
 
 def encoder_of(model: Model, longest: int, slots: int) -> Encoder | None:
-    """The encoder of a model that has one and can be served with it. longest: tokens of a text. slots: of the cache."""
+    """The encoder of a model that has one and can be served with it.
+
+    longest: number of tokens of a text, at most. slots: number of slots of the cache.
+    """
     config = model.config
     if config.is_encoder_decoder:
         name, most = model.main_input_name, getattr(config, "max_source_positions", None)

@@ -36,9 +36,9 @@ def dry_run(
 ) -> DryRun:
     """Lower a plan for one rank of each device and simulate it, as `tutti.parallelize` would run it.
 
-    graph: of one microbatch. overlaps: whether communication is hidden (`analysis.overlap`); by default it is if the
-    devices compute while collectives run. progress: called with what is being done. Raises ValueError if plan, graph
-    and cluster do not fit together.
+    graph: graph of one microbatch. overlaps: whether communication is hidden (`analysis.overlap`); by default it is if
+    the devices compute while collectives run. progress: called with what is being done. Raises ValueError if plan,
+    graph and cluster do not fit together.
     """
     if devices(plan.mesh) != cluster.size:
         raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {cluster} has {cluster.size}")

@@ -67,8 +67,8 @@ class MemoryState(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineDryRun(DryRun):
-    """A `DryRun` of a pipeline. places: of `parts`. spans: of all devices. sent: by device. pairs: parts that run
-    together, with the places of both."""
+    """A `DryRun` of a pipeline. places: place of each of `parts`. spans: spans of all devices. sent: what each device
+    sends. pairs: parts that run together, with the places of both."""
 
     places: tuple[Place, ...] = ()
     place: tuple[int, ...] = ()  # the device of each stage

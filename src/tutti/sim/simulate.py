@@ -29,9 +29,9 @@ from tutti.sim.tasks import COMPUTE, Task, tasks_of
 class Simulation:
     """The result of simulating some ranks.
 
-    seconds: until the last rank is done. tasks, memory, replays: by rank. flops: of matrix work on all devices; ranks
-    that were not simulated count as the mean of the others. spans: the times of all tasks. stalls: times in which a
-    rank was blocked, and the collective it waited for.
+    seconds: seconds until the last rank is done. tasks, memory, replays: tasks, memory and replay of each rank. flops:
+    FLOPs of matrix work on all devices; ranks that were not simulated count as the mean of the others. spans: the times
+    of all tasks. stalls: times in which a rank was blocked, and the collective it waited for.
     """
 
     seconds: float

@@ -41,7 +41,7 @@ class SimulatedPart:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The prediction for a step. flops: of the model's step, on all devices. peak: FLOP/s of all devices."""
+    """The prediction for a step. flops: FLOPs of the model's step on all devices. peak: FLOP/s of all devices."""
 
     parts: tuple[SimulatedPart, ...]
     flops: float

@@ -21,9 +21,9 @@ class Task:
     """stream: "compute", the mesh axis of a collective, or the link or host of a transfer or an offloaded update.
     name: the operator's label.
 
-    kind: of the collective or transfer, else "". levels: of the cluster, whose links it uses. waits: tasks on other
-    streams whose results it reads. bytes: read and written, or sent by a collective. event: index of the call in its
-    replay. blocks: whether the rank is blocked until the collective ends.
+    kind: kind of the collective or transfer, else "". levels: levels of the cluster whose links it uses. waits: tasks
+    on other streams whose results it reads. bytes: bytes read and written, or sent by a collective. event: index of the
+    call in its replay. blocks: whether the rank is blocked until the collective ends.
     """
 
     stream: str

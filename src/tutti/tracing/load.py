@@ -32,8 +32,8 @@ def load(
         as they are. The module is imported and the function is called, with a note on stderr.
     batch, seq: size of the example batch of a transformers model, with labels: tokens, images or spectrograms, see
         `tutti.tracing.example`.
-    attention: of a transformers model. "auto" is its default, a fused kernel where it has one; "eager" keeps the
-        scores in memory.
+    attention: implementation of attention of a transformers model. "auto" is its default, a fused kernel where it has
+        one; "eager" keeps the scores in memory.
 
     Raises ValueError for other sources.
     """

@@ -154,7 +154,8 @@ class ClozeModel(nn.Module):
 
 @dataclass(frozen=True)
 class PetResult:
-    """models: one for each pattern. weights: of each in the ensemble. classifier: trained on what they say."""
+    """Result of `pet`. models: one for each pattern. weights: weight of each in the ensemble. classifier: model that
+    was trained on what they say."""
 
     clozes: Sequence[Cloze]
     models: Sequence[ClozeModel]

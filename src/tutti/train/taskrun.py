@@ -60,7 +60,7 @@ class TaskData:
 
 @dataclass(frozen=True)
 class TaskTokenizer:
-    """folder: of a tokenizer; without one, it is learned from a column of the training texts."""
+    """folder: folder of a tokenizer; without one, it is learned from a column of the training texts."""
 
     kind: Literal["bytes", "wordpiece"] = "bytes"
     vocab_size: int = 4096

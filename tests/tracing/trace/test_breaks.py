@@ -32,11 +32,11 @@ def differentiates(x):
 EXPECTED = {
     "branches": ("if y.sum() > 0:", "on the value of a tensor", "torch.where"),
     "sums_items": ("total += x[i].item()", "Python number", "0-d tensor"),
-    "masks": ("kept = x[x > 2]", "shape of a result", "weighted by the mask"),
+    "masks": ("selected = x[x > 2]", "shape of a result", "weighted by the mask"),
     "catches": ("if x.sum() > 0:", "on the value of a tensor", "torch.cond"),
     "fails_in_torch": ("return x + torch.ones(4)", "an exception", "before the call"),
     "asserts": ('assert x.sum() > 0, "not positive"', "assert", "omitted"),
-    "collects": ('while found["halves"][-1].norm() > 1', "while", "torch.where"),
+    "collects": ('while state["halves"][-1].norm() > 1', "while", "torch.where"),
     "draws": ("own = torch.Generator().manual_seed(3)", "separate generator", "torch.manual_seed"),
     "walks": ("if part.sum() > 3:", "on the value of a tensor", "torch.where"),
     "prints": ('print("sum", x.sum())', "prints or logs", "outside"),

@@ -1,4 +1,4 @@
-"""Rejection sampling: of several completions of a prompt the best are kept, and learned.
+"""Rejection sampling: the best of several completions of a prompt are kept, and learned.
 
 `best_of_n` makes rows for `SFTTrainer` with a model that stays as it is. `BestOfNTrainer` samples from the model that
 it trains, and its loss is the mean of -log p over the tokens of the best completion of each prompt (RAFT, Dong et al.

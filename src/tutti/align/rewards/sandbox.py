@@ -39,9 +39,10 @@ KINDS = "passed", "failed", "timeout", "memory", "error"
 class Limits:
     """Resource limits of a program.
 
-    seconds: of wall-clock time. cpu_seconds: of each of its processes, whole. memory_bytes: of address space of each.
-    processes: at once, threads included. file_bytes: of one file, and files_bytes: of all in its folder. output_bytes:
-    how much of its output is kept. namespaces: whether to use those of Linux where they may be made.
+    seconds: wall-clock time in seconds. cpu_seconds: processor time of each of its processes, in whole seconds.
+    memory_bytes: address space of each of them. processes: number of processes at once, threads included. file_bytes:
+    size of one file. files_bytes: size of all files in its folder. output_bytes: how much of its output is kept.
+    namespaces: whether to use those of Linux where they may be made.
     """
 
     seconds: float = 10.0
@@ -61,9 +62,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a program. kinds: of each test, or of the program if there is none: "passed"; "failed", an
+    """Result of a program. kinds: outcome of each test, or of the program if there is none: "passed"; "failed", an
     assertion was wrong; "timeout", its time was over; "memory", it had too little; "error", anything else, such as
-    another exception or an early exit. output: the beginning of what it printed. isolated: whether in namespaces."""
+    another exception or an early exit. output: the beginning of what it printed. isolated: whether it ran in
+    namespaces."""
 
     kinds: list[str]
     output: str

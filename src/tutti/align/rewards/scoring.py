@@ -33,9 +33,10 @@ class Completed:
 
 
 class ModelReward:
-    """The output of a model with one, such as one that `RewardTrainer` has trained.
+    """Rewards completions with the only output of a model, such as one that `RewardTrainer` has trained.
 
-    model: of `AutoModelForSequenceClassification`. tokenizer: of prompts and completions, which the policy must share.
+    model: model of `AutoModelForSequenceClassification`. tokenizer: tokenizer of prompts and completions, which the
+    policy must share.
     """
 
     def __init__(self, model: Any, tokenizer: Any, batch: int = 32):

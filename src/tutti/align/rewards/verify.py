@@ -124,7 +124,8 @@ def json_schema(
 class UnitTests:
     """Runs Python code of completions with the tests of their rows, apart: see `sandbox` for what that means.
 
-    counts: how many programs have "passed", "failed", "timeout", "memory" and "error". outcomes: of the last call.
+    counts: how many programs have "passed", "failed", "timeout", "memory" and "error". outcomes: results of the
+    programs of the last call; None for a row without tests.
     """
 
     def __init__(
@@ -174,7 +175,8 @@ def unit_tests(
     """1 for completions whose Python code passes the tests of the row, otherwise 0.
 
     column: Python code with assertions, or a list of such. partial: give the share of the tests that pass. extract: as
-    that of `exact_match`; by default `code_of`. limits: of a program. most: programs at once.
+    that of `exact_match`; by default `code_of`. limits: resource limits of a program. most: number of programs
+    at once.
 
     Tests run in the process of the code. Code that sets out to deceive them, say by an object that equals all others,
     can: look at what a model writes once its reward is high.

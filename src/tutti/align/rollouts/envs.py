@@ -130,8 +130,8 @@ def play(make: Factory, rows: Sequence[Mapping[str, Any]], count: int, sampler: 
          turn: int | None = None) -> list[Rollout]:  # fmt: skip
     """`count` episodes of each row; those of a row are adjacent.
 
-    rows: of `begun`, with `prompt_ids`. room: most tokens of a completion, and turn: of a turn. seed: equal weights and
-    seeds give equal episodes, if environments do.
+    rows: rows of `begun`, with `prompt_ids`. room: number of tokens of a completion, at most. turn: number of tokens of
+    a turn, at most. seed: random seed; equal weights and seeds give equal episodes, if environments do.
 
     Raises ValueError if an environment gives another prompt than before for a row.
     """

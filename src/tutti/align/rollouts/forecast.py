@@ -44,9 +44,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Round:
-    """The sizes of a round. completions: of how many, `generations` of each prompt. prompt, tokens: of each. steps: of
-    training. scored: how often all sequences are scored: by the policy, a reference, a reward model. models: how many
-    models besides the policy are in memory."""
+    """The sizes of a round. completions: number of completions, `generations` of each prompt. prompt, tokens: number
+    of tokens of each prompt and of each completion. steps: number of steps of training. scored: how often all sequences
+    are scored: by the policy, a reference, a reward model. models: how many models besides the policy are in memory."""
 
     completions: int
     generations: int
@@ -111,9 +111,9 @@ class Forecast:
 class Planner:
     """Compares placements.
 
-    graph_of: the captured step of training, as for `plan.search.search.Search`, of `batch` rows. config: of
-    `transformers`, for the engines, with weights of `dtype`. Placements that do not fit are in `refused`, with the
-    reason.
+    graph_of: the captured step of training, as for `plan.search.search.Search`, of `batch` rows. config: config
+    of `transformers` of the engines' model, whose weights are of `dtype`. Placements that do not fit are in `refused`,
+    with the reason.
     """
 
     def __init__(self, graph_of: Callable[[int, Variant], StepGraph], batch: int, config: Any, dtype: torch.dtype,

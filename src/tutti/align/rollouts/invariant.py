@@ -43,7 +43,7 @@ def invariant_logprobs(model: Any, batch: Mapping[str, Tensor], temperature: flo
 
 def check_bits(old: Tensor, sampled: Tensor, labels: Tensor, plans: Sequence[Any]) -> None:
     """Raise RuntimeError if log-probabilities (rows, t - 1) of the trainer and of the engine differ where there are
-    labels. plans: of the two."""
+    labels. plans: plans of the two."""
     mask = learned(labels) > 0
     if torch.equal(old[mask], sampled[mask]):
         return

@@ -79,7 +79,7 @@ class Apart(Sampler):
     """Engines in processes of their own, each of which completes a share of the prompts.
 
     workers: number of processes, which process 0 of a job starts; on GPUs they take the devices behind those of the
-    job. threads: of each process, on CPUs. Other arguments as for `Sampler`.
+    job. threads: PyTorch threads of each process, on CPUs. Other arguments as for `Sampler`.
 
     Raises RuntimeError in a process that imports a script without a guard, and ValueError if there are too few GPUs.
     """

@@ -17,12 +17,13 @@ MAX_SEQUENCES = 64  # sequences that an engine writes at once
 
 @dataclass
 class Rollout:
-    """A completion. prompt, tokens: their ids. logprobs: of each token at the temperature, among all tokens.
-    ended: whether the model ended it itself. text: of the tokens, without special ones.
+    """A completion. prompt, tokens: token ids of the prompt and of the completion. logprobs: log-probability of each
+    token at the temperature, among all tokens. ended: whether the model ended it itself. text: text of the tokens,
+    without special ones.
 
-    Of one with an environment (`envs`): written, which tokens the model has written (None: all; the log-probabilities
-    of others are 0); reward, the environment's; messages, all behind the prompt, if that is a conversation; turns, how
-    often the model wrote."""
+    A completion with an environment (`envs`) also has: written, which tokens the model has written (None: all; the
+    log-probabilities of others are 0); reward, the environment's; messages, all behind the prompt, if that is a
+    conversation; turns, how often the model wrote."""
 
     prompt: list[int]
     tokens: list[int]
@@ -48,9 +49,9 @@ Groups = list[list[Rollout]]  # of each request
 class Sampler:
     """Generates with the weights of a model that is trained.
 
-    model: the causal language model, maybe with adapters; the engine shares its frozen parameters. tokenizer: of texts.
-    sampling: of all completions; `max_tokens` says how long they may be. longest: tokens of a prompt and its
-    completion. most: sequences at once.
+    model: the causal language model, maybe with adapters; the engine shares its frozen parameters. tokenizer:
+    tokenizer of the model. sampling: sampling parameters of all completions; `max_tokens` says how long they may be.
+    longest: number of tokens of a prompt and its completion, at most. most: number of sequences at once, at most.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, longest: int, most: int, **options: Any):
@@ -68,7 +69,7 @@ class Sampler:
     def generate(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> Groups:
         """`count` completions of each prompt, which share its cache. Every process of a job gets all of them.
 
-        seed: of this call; equal weights, prompts and seeds give equal completions.
+        seed: random seed of this call; equal weights, prompts and seeds give equal completions.
         """
         return self.begin(self.requests(prompts, count, seed))()
 

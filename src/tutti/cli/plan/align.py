@@ -52,7 +52,7 @@ def plan_align(
         reference: Whether there is a reference model. Default: for ppo.
         reward_model: Whether a model of the same size gives rewards. Default: for ppo.
         optimizer: A class of torch.optim in lower case.
-        dtype: Of parameters: bfloat16 or float32.
+        dtype: Dtype of parameters: bfloat16 or float32.
         level: O0 runs steps of training operator by operator, O2 fuses operators.
         top: Placements to print.
         save: Write all placements to this JSON file.

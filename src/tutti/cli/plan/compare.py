@@ -45,7 +45,7 @@ def plan_compare(
         first: A cluster: h100:8x8.
         second: The cluster to compare with: h200:8x8.
         tokens: Also print how long training on so many tokens takes: 1e12.
-        price: Of a device hour: also print what these tokens cost. One for both, or one for each.
+        price: Price of a device hour: also print what these tokens cost. One for both, or one for each.
         what_if: Other figures of both clusters, as for `tutti plan`.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
         budget: Seconds for each plan.

@@ -15,6 +15,7 @@ from tutti.cli.plan.report import page as report_page
 from tutti.cli.plan.stopwatch import Stopwatch
 from tutti.cli.plan.workload import Captured, Workload
 from tutti.cli.tables import consoles, read, show_alive, show_kinds
+from tutti.config.options import call_with_options
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered, without_effect
 from tutti.launch.progress import narrated
@@ -42,31 +43,31 @@ def plan(argv: list[str]) -> None:
     `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG --cluster ...`, and `tutti plan --align ppo
     --model MODEL --cluster ...`."""
     if argv[:1] == ["show"]:
-        tyro.cli(show, prog="tutti plan show", args=argv[1:])
+        call_with_options(show, "tutti plan show", argv[1:])
     elif argv[:1] == ["--compare"] and any(word.partition("=")[0] in ("--model", "-h", "--help") for word in argv):
         from tutti.cli.plan.compare import plan_compare
 
-        tyro.cli(plan_compare, prog="tutti plan --compare", args=argv[1:])
+        call_with_options(plan_compare, "tutti plan --compare", argv[1:])
     elif argv[:1] == ["--compare"]:
-        tyro.cli(compare, prog="tutti plan --compare", args=argv[1:])
+        call_with_options(compare, "tutti plan --compare", argv[1:])
     elif argv[:1] == ["--serve"]:
         from tutti.cli.plan.serve import plan_serve
 
-        tyro.cli(plan_serve, prog="tutti plan --serve", args=argv[1:])
+        call_with_options(plan_serve, "tutti plan --serve", argv[1:])
     elif argv[:1] == ["--sweep"]:
         from tutti.cli.plan.sweep import plan_sweep
 
-        tyro.cli(plan_sweep, prog="tutti plan --sweep", args=argv[1:])
+        call_with_options(plan_sweep, "tutti plan --sweep", argv[1:])
     elif argv[:1] == ["--rl"]:
         from tutti.cli.plan.rl import plan_rl
 
-        tyro.cli(plan_rl, prog="tutti plan --rl", args=argv[1:])
+        call_with_options(plan_rl, "tutti plan --rl", argv[1:])
     elif argv[:1] == ["--align"]:
         from tutti.cli.plan.align import plan_align
 
-        tyro.cli(plan_align, prog="tutti plan --align", args=argv[1:])
+        call_with_options(plan_align, "tutti plan --align", argv[1:])
     else:
-        tyro.cli(partial(make, command=shlex.join(["tutti", "plan", *argv])), prog="tutti plan", args=argv)
+        call_with_options(partial(make, command=shlex.join(["tutti", "plan", *argv])), "tutti plan", argv)
 
 
 def make(
@@ -127,7 +128,8 @@ def make(
             them, and compares the plan that is best without them.
         tokens: Also print how long training on so many tokens takes (rows, for a model without tokens; tokens of the
             encoder, for one with a decoder, too): 1e12.
-        price: Of a device hour: also print what these tokens cost. Energy is printed for devices whose power is known.
+        price: Price of a device hour: also print what these tokens cost. Energy is printed for devices whose power is
+            known.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.

@@ -107,8 +107,8 @@ def page(
     amount: float = 0.0,
     price: float = 0.0,
 ) -> str:
-    """The page. plans: those to show, the chosen one first. run: its dry run. amount: of tokens or rows, whose time,
-    cost and energy are shown; price: of a device hour."""
+    """The page. plans: plans to show, the chosen one first. run: its dry run. amount: number of tokens or rows whose
+    time, cost and energy are shown. price: price of a device hour."""
     best, others = plans[0], [plan for plan in plans[1:] if search.fits(plan)]
     cluster, work = search.cluster, captured.facts.work
     shown = [best, *others[:1]]
@@ -139,7 +139,7 @@ def page(
 
 
 def model_name(source: str) -> str:
-    """A short name of a model: of its folder or file, or the function that makes it."""
+    """A short name of a model: the name of its folder or file, or the function that makes it."""
     path = Path(source)
     return (path.resolve().parent.name if path.name == "config.json" else path.name.removesuffix(".json")) or source
 

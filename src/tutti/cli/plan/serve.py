@@ -58,9 +58,9 @@ def plan_serve(
         budget: Tokens of a step.
         most: Sequences that an engine runs at once.
         top: Placements to print.
-        seed: Of arrivals and lengths.
+        seed: Random seed of arrivals and lengths.
         search_seconds: Seconds after which the best placement so far is the answer.
-        price: Of a device hour: also print what a million generated tokens cost under this load.
+        price: Price of a device hour: also print what a million generated tokens cost under this load.
         what_if: Other figures of the cluster, as for `tutti plan`: memory=141GiB,link=2x.
         save: JSON file for all placements.
     """

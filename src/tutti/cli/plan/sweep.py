@@ -71,7 +71,7 @@ def plan_sweep(
             of different devices: h100:8x8,h200:8x8.
         seqs: Lengths of sequences, instead of --seq. The global batch stays.
         tokens: Also print how long training on so many tokens takes: 1e12.
-        price: Of a device hour: also print what these tokens cost. One for all, or one for each name or range.
+        price: Price of a device hour: also print what these tokens cost. One for all, or one for each name or range.
         what_if: Other figures of the clusters, as for `tutti plan`.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
         budget: Seconds for each plan.

@@ -72,7 +72,8 @@ def adapted(model: torch.nn.Module, rank: int) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step is done on. amount: of a step. unit: "tokens" or "rows". note: what is not counted."""
+    """The work of a step. amount: number of tokens or rows of a step. unit: "tokens" or "rows". note: what is not
+    counted."""
 
     amount: int
     unit: str
@@ -97,7 +98,7 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is said of a workload. dtype: of the model's first parameter."""
+    """The figures of a workload that are shown. dtype: dtype of the model's first parameter."""
 
     parameters: int
     dtype: str

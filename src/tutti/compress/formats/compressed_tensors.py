@@ -213,9 +213,9 @@ def widened(schemes: Mapping[str, tuple[Scheme, str]]) -> bool:
 
 
 def check(model: Any, schemes: Mapping[str, Scheme]) -> None:
-    """Raise ValueError if transformers would load a model wrongly. schemes: of its layers, by path.
+    """Raise ValueError if transformers would load a model wrongly. schemes: schemes of its layers, by path.
 
-    It knows experts of a mixture apart only for some models, packed and without zeros, and with one scheme.
+    transformers knows experts of a mixture apart only for some models, packed and without zeros, and with one scheme.
     """
     inside = {x for path, x in schemes.items() if ".experts." in path}
     if not inside:

@@ -76,7 +76,7 @@ def save(
     """Write a causal language model of transformers to a GGUF file, which is complete or absent.
 
     Args:
-        model: Of a family of `FAMILIES`. Its quantized layers keep their numbers.
+        model: Model of a family of `FAMILIES`. Its quantized layers keep their numbers.
         path: The file.
         kind: Type of the weights of linear layers: a name of `gguf_blocks.BY_NAME`.
         embeddings: Type of the embeddings and the output layer. Default: `kind`, or q8_0 if that has fewer bits.
@@ -337,8 +337,9 @@ def _rope_factors(config: Any) -> np.ndarray | None:
 def load(path: str | Path, dtype: torch.dtype | None = torch.float32, packed: bool = False) -> Any:
     """The transformers model of a GGUF file.
 
-    dtype: of its weights. None: bfloat16, or float32 if all weights of the file are of float32 or float16. packed:
-    whether layers and embeddings of q8_0 and q4_0 keep their numbers, as quantized ones; other types are widened.
+    dtype: dtype of its weights. None: bfloat16, or float32 if all weights of the file are of float32 or float16.
+    packed: whether layers and embeddings of q8_0 and q4_0 keep their numbers, as quantized ones; other types are
+    widened.
 
     Raises ValueError, naming the file, if it is damaged, or is of a family or type that is not supported.
     """

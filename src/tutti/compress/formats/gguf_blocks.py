@@ -152,7 +152,7 @@ def _numbers(data: Array) -> Array:
 
 
 def _shifted(data: Array, width: int, shifts: tuple[int, ...], bits: int) -> Array:
-    """Numbers of a few bits: of each `width` bytes, those at the first shift, then those at the next. (n, 256)"""
+    """Unpack numbers of a few bits (n, 256): for each `width` bytes, those at the first shift, then at the next."""
     parts = data.reshape(len(data), -1, 1, width) >> np.array(shifts, np.uint8).reshape(-1, 1)
     return (parts & ((1 << bits) - 1)).reshape(len(data), -1)
 

@@ -1,7 +1,7 @@
 """AWQ (Lin et al. 2023, arXiv:2306.00978): inputs that are large get finer weights, then ranges are cut.
 
 Scales: with s = (mean |x|)^r, the loss is ||X W^T - (X / s) Q(W s)^T||^2 summed over the layers that read X; r is the
-best of a grid of 20 from 0 on. 1 / s goes into what makes X (`folds`). Ranges: of each group, the range is multiplied
+best of a grid of 20 from 0 on. 1 / s goes into what makes X (`folds`). Ranges: the range of each group is multiplied
 by the best of 1, 0.95, ... 0.5, by the loss that the group alone has. Losses come from the second moments of X.
 """
 

@@ -51,8 +51,8 @@ def distill(
 ) -> list[float]:
     """Train a student in place, with all its parameters and quantized layers. Returns the loss of each step.
 
-    batches: with input_ids (batch, sequence), taken in turns; where some have an attention_mask, others get
-    one. weights: of quantized layers before they were rounded, by path; what they have become is put in their place.
+    batches: dicts with input_ids (batch, sequence), taken in turns; where some have an attention_mask, others get one.
+    weights: weights of quantized layers before they were rounded, by path; what they have become is put in their place.
     pruned: paths of layers whose zeros stay.
 
     Raises ValueError if the two have other vocabularies.

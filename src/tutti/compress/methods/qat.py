@@ -118,7 +118,7 @@ def rounded(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme
 def rounded_inputs(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """Inputs (..., k) as multiples of a scale by -128 to 127, through which gradients pass where they are in range.
 
-    scale: a number; None: of each row, that which its largest magnitude is 127 times.
+    scale: a number, the scale of all rows; None: each row has its own, its largest magnitude over 127.
     """
     if scale is None:
         scale = (x.detach().abs().amax(-1, keepdim=True).float() / 127).clamp(min=torch.finfo(torch.float32).tiny)

@@ -11,7 +11,7 @@ only the inputs S are left is measured over the calibration data, with G = sum x
     layers            those whose outputs have the largest mean cosine with their inputs (block influence, Men et al.
                       2024, arXiv:2403.03853)
 
-A head is removed with its key and value heads: of grouped-query attention, a whole group.
+A head is removed with its key and value heads, in grouped-query attention as a whole group.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ DAMPING = 0.01  # of the mean diagonal
 
 @dataclass
 class Removed:
-    """What has been removed: of each kind, how many there were and are. errors: of the layers that were fitted again,
-    ||X W^T - X' W'^T|| / ||X W^T|| by path."""
+    """What has been removed. counts: how many there were and are, by kind. errors: ||X W^T - X' W'^T|| / ||X W^T|| of
+    the layers that were fitted again, by path."""
 
     counts: dict[str, tuple[int, int]]
     errors: dict[str, float]
@@ -118,8 +118,8 @@ def _check_heads(attention: Any) -> None:
 
 
 def count_of(count: int, share: float, what: str) -> int:
-    """How many of a kind stay: of more than 64, a multiple of 64, which groups of scales divide. Raises ValueError if
-    all or none do."""
+    """Return how many of a kind stay. If there are more than 64, it is a multiple of 64, which groups of scales divide.
+    Raises ValueError if all or none stay."""
     left = round(count * share)
     if count > 64:
         left = max(64, round(left / 64) * 64)

@@ -95,7 +95,7 @@ def prune(weight: Tensor, step: Prune, gram: Tensor | None) -> Tensor:
 
 
 def smallest(scores: Tensor, step: Prune) -> Tensor:
-    """Where the scores (n, k) are those to go: of each row, or of each period of a pattern."""
+    """Return a mask (n, k) of weights to remove: the smallest scores of each row, or of each period of a pattern."""
     n, k = scores.shape
     rows, count = (scores, round(step.sparsity * k)) if not step.pattern else (
         scores.reshape(-1, step.period), step.period - step.left)  # fmt: skip

@@ -24,7 +24,7 @@ class Account:
     dropped: by reason, [documents, bytes]. cut: by reason, parts removed from documents that stay, [parts, bytes].
     rewritten: documents whose text was changed, and by how many bytes it became shorter beyond what was cut.
     samples: by reason, the dropped documents whose hash is lowest.
-    seconds: of processor time.
+    seconds: processor time in seconds.
     """
 
     step: str

@@ -87,7 +87,7 @@ class Pipeline:
         `report.html`, and `work/` until it is finished.
     split: bytes of input of a shard. memory: bytes that all workers together may take for looking at hashes; batches of
         documents take about 200 MB a worker. longest: bytes of a record; longer ones are dropped.
-    format: of the result, "parquet" or "jsonl" (compressed by Zstandard).
+    format: format of the result, "parquet" or "jsonl" (compressed by Zstandard).
     keep_work: keep `work/`, so that a run with other later steps begins after the steps that are the same.
     """
 

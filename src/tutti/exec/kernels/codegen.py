@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 class Request(NamedTuple):
     """A collective that a Program requests. op: the reduction (sum, max, ...), or empty. waits: whether the program
-    blocks until it is complete. meeting: what a watchdog reports about it. rows: of an exchange, the rows for each rank
-    and from each rank, and the size of the buffer for the latter."""
+    blocks until it is complete. meeting: what a watchdog reports about it. rows: for an exchange, the rows for each
+    rank and from each rank, and the size of the buffer for the latter."""
 
     kind: str
     axis: str

@@ -37,8 +37,8 @@ SEQUENCES = torch.ops.tutti.sequence_attention.default  # with the bits of paged
 
 @dataclass(frozen=True)
 class Prepared:
-    """An executable Program. timed: makes a version that calls a stopwatch. graph: what runs. peaks: of each call, the
-    label and the bytes that the device holds beyond the inputs."""
+    """An executable Program. timed: makes a version that calls a stopwatch. graph: what runs. peaks: label of each
+    call, and the bytes that the device holds beyond the inputs."""
 
     run: Run
     timed: Callable[[Stopwatch], Run]

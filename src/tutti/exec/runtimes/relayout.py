@@ -68,8 +68,8 @@ def move(
 ) -> tuple[dict[int, torch.Tensor], int]:
     """Lay a tensor out anew. Returns the new parts of the local ranks, and the bytes that they received from others.
 
-    parts: the old parts of the local ranks. spec: of the full tensor. device: of the new parts. Every rank of a job
-    must call it.
+    parts: the old parts of the local ranks. spec: shape and dtype of the full tensor. device: device of the new parts.
+    Every rank of a job must call it.
     """
     ranks = list(parts) if isinstance(runtime, Virtual) else [runtime.rank]
     moved = {}

@@ -146,7 +146,7 @@ class Virtual:
         return layout.assemble([p.cpu() for p in parts], spec.shape, self.mesh)
 
     def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
-        """A rank's part of a tensor, on the CPU. part: given on the rank that has it. spec: of the part."""
+        """A rank's part of a tensor, on the CPU. part: given on the rank that has it. spec: shape and dtype of it."""
         assert part is not None
         return part.cpu()
 

@@ -15,7 +15,8 @@ from tutti.plan.plan import Plan
 
 class LiveStore(TensorStore):
     """Tensors of modules, optimizers and other objects. live: the user's tensors; none of those that have been copied.
-    updates: of each parameter that an optimizer has. engine: made with the first plan that uses outer tiers."""
+    updates: number of updates of each parameter that an optimizer has. engine: transfer engine, made with the first
+    plan that uses outer tiers."""
 
     def __init__(self, device: torch.device, offload_store: OffloadStore | None = None):
         super().__init__(device, offload_store)

@@ -14,8 +14,8 @@ from tutti.plan.layouts.layout import Layout, Mesh
 class ShardedTensor:
     """The local parts of a tensor as blocks of the full tensor.
 
-    spec: of the full tensor. parts: by local rank. number: index of the tensor, so that ranks take turns in writing
-    replicas.
+    spec: shape and dtype of the full tensor. parts: local parts by rank. number: index of the tensor, so that ranks
+    take turns in writing replicas.
     blocks: memory of each block by its begin in the full tensor, once for each rank. owned: begins of the blocks that
     this process writes.
     """

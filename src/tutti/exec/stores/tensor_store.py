@@ -181,7 +181,7 @@ class TensorStore:
     def assemble(
         self, parts: Mapping[int, torch.Tensor], device: int | None, layout: Layout, spec: Spec
     ) -> torch.Tensor:
-        """A full CPU tensor from local parts by rank. device: of the pipeline that has it; None if all do."""
+        """A full CPU tensor from local parts by rank. device: pipeline device that has it; None if all do."""
         if device is None:
             return self.runtime.whole(list(parts.values()), layout, spec)
         width = devices(self.inner)

@@ -16,12 +16,12 @@ class ClusterJob:
     """Description of a job, common to all clusters.
 
     words: the verb and its arguments. nodes, min_nodes: it starts with at most so many nodes, and goes on with as few
-    (0: all). processes: of each node. cpus, gpus, memory: of each node; memory such as 64G, or "". replicas: servers
-    behind one port instead of one job; 0 for a job. router: the arguments of their router, where it is a server, too.
-    restarts: how often all ranks start again when one fails. requeues: how often the cluster starts the job again after
-    it was stopped. grace: seconds that ranks have to save a checkpoint when the job is stopped.
-    folder: for the script and the logs. python: the interpreter there; by default this one, or that of
-    the cluster's processes.
+    (0: all). processes: number of processes on each node. cpus, gpus, memory: CPU cores, GPUs and memory of each node;
+    memory such as 64G, or "". replicas: servers behind one port instead of one job; 0 for a job. router: the arguments
+    of their router, where it is a server, too. restarts: how often all ranks start again when one fails. requeues: how
+    often the cluster starts the job again after it was stopped. grace: seconds that ranks have to save a checkpoint
+    when the job is stopped. folder: folder of the script and the logs. python: the interpreter there; by default this
+    one, or that of the cluster's processes.
     """
 
     words: tuple[str, ...]

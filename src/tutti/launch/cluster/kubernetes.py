@@ -26,7 +26,7 @@ DRAIN = 70  # seconds in which a server finishes what it has
 @dataclass(frozen=True)
 class Kubernetes:
     """Options of a job on Kubernetes. mounts: claims of volumes and where they are mounted, as data:/data.
-    variables: of the environment, as NAME=value. workdir: the folder that ranks run in. pod: further fields of the
+    variables: environment variables, as NAME=value. workdir: the folder that ranks run in. pod: further fields of the
     pods' spec, such as {"nodeSelector": {"gpu": "a100"}}."""
 
     image: str
@@ -82,7 +82,7 @@ def manifests(job: ClusterJob, own: Kubernetes) -> list[dict[str, Any]]:
 
 
 def servers(job: ClusterJob, own: Kubernetes, arguments: Sequence[str], port: int) -> list[dict[str, Any]]:
-    """The manifests of replicas of a server. arguments: of `tutti serve`, without the address that it binds to."""
+    """The manifests of replicas of a server. arguments: words after `tutti serve`, without the server's address."""
     names = [job.name, f"{job.name}.{own.namespace}", f"{job.name}.{own.namespace}.svc.cluster.local"]
     python = [job.python or "python", "-m"]
     launcher = ["tutti.cli", "run", f"--processes={job.processes}", "--hang=0", "-m"] if job.processes > 1 else []

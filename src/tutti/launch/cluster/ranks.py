@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of a rank. node: an identifier of its machine. address: of the machine, for the others. gpus: those
-    that the cluster gave it there."""
+    """The place of a rank. node: an identifier of its machine. address: address of the machine, for the others.
+    gpus: GPUs that the cluster gave it there."""
 
     node: str
     address: str

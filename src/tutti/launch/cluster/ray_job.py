@@ -33,8 +33,8 @@ LOST = "ActorLost"  # the kind of error of a rank whose actor is gone
 
 @dataclass(frozen=True)
 class Ray:
-    """Options of a job on Ray. address: of the cluster, "auto" for the one of this machine, or "" for the cluster
-    that RAY_ADDRESS names, or a new one on this machine. wait: seconds for the cluster to have room."""
+    """Options of a job on Ray. address: address of the cluster, "auto" for the one of this machine, or "" for the
+    cluster that RAY_ADDRESS names, or a new one on this machine. wait: seconds for the cluster to have room."""
 
     address: str = ""
     wait: float = 600.0

@@ -229,7 +229,7 @@ class _Placer:
 
 
 class _Stretch:
-    """Consecutive readers of one layer in one pass. copies: of operands, on the device."""
+    """Consecutive readers of one layer in one pass. copies: copy of each operand on the device."""
 
     def __init__(self, key: tuple, first: fx.Node):
         self.key, self.first = key, first

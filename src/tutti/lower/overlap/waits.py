@@ -17,7 +17,7 @@ UNDER_WAY = 8  # collectives on an axis: about those of one layer. Earlier ones 
 def insert_waits(graph: fx.Graph, units: list[Unit]) -> None:
     """Await each collective in front of the unit that first reads its result or overwrites its operand, in place.
 
-    units: of the graph, in its order. A collective whose result is returned and not read is awaited when
+    units: units of the graph, in its order. A collective whose result is returned and not read is awaited when
     `UNDER_WAY` others have begun on its axis behind it, at the latest at the end.
     """
     output = graph.output_node()

@@ -192,7 +192,8 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """`tutti::paged_attention` for float32, bfloat16 and float16.
 
-    parts: of the keys of a token where each token has programs of its own, a power of 2; by default `parts_of`.
+    parts: number of parts that the keys of a token are divided into, a power of 2, where each token has programs of its
+    own; by default `parts_of`.
     """
     query, keys, values = (x if x.stride(2) == 1 else x.contiguous() for x in (query, keys, values))
     tables, starts, lengths = (x.to(torch.int32).contiguous() for x in (tables, starts, lengths))

@@ -59,7 +59,7 @@ def _nonzero(scales: Tensor) -> Tensor:
 
 
 def pack(q: Tensor) -> Tensor:
-    """Numbers 0 to 15 of (n, k), two to a byte: of each 64, the first 32 are the low halves of 32 bytes."""
+    """Pack numbers 0 to 15 (n, k), two to a byte: the first 32 of each 64 are the low halves of 32 bytes."""
     low, high = q.unflatten(1, (-1, 2, BLOCK // 2)).unbind(2)
     return (low | high << 4).flatten(1)
 

@@ -45,7 +45,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 @dataclass(frozen=True)
 class Format:
-    """block: numbers that share a scale. bits: of a number. scales: dtype in which scales are kept."""
+    """Format of rounded numbers. block: how many numbers share a scale. bits: bits of a number. scales: dtype in which
+    scales are kept."""
 
     block: int
     bits: int

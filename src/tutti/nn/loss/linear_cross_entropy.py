@@ -240,8 +240,8 @@ def _in_triton(logits: Tensor) -> Callable[..., None] | None:
 
 
 def _reduce(logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, picked: Tensor, compiled: bool) -> None:
-    """Add a tile's logits to lse, and those of labels to picked. column: of the label; here: whether it is in the
-    tile."""
+    """Add a tile's logits to lse, and those of labels to picked. column: column of each label in the block; here:
+    whether the label is there."""
     if compiled and _knows(logits):
         _kernels().reduce(*_block(logits, column, here), lse.data_ptr(), picked.data_ptr())
         return

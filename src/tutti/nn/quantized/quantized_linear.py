@@ -63,9 +63,9 @@ class Quantized(nn.Module):
 class QuantizedLinear(Quantized):
     """A linear layer y = x W^T + bias with a quantized weight W (n, k). Its memory is not touched before it is loaded.
 
-    scheme: how W is quantized. dtype: of the weight before it was rounded.
+    scheme: how W is quantized. dtype: dtype of the weight before it was rounded.
     q, scales, zeros: W as `layout` says; scales are float32, (n) for "int8" and else (n, groups); zeros may be None.
-    input_scale: of the inputs, a number, where activations are "int8-static".
+    input_scale: scale of the inputs, a number, where activations are "int8-static".
     """
 
     q: nn.Parameter

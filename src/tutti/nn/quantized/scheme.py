@@ -36,7 +36,7 @@ class Parts(NamedTuple):
 class Scheme:
     """How a weight is quantized.
 
-    bits: of a code, 2 to 8. group: numbers along k that share a scale; None: all of an output.
+    bits: bits of a code, 2 to 8. group: numbers along k that share a scale; None: all of an output.
     symmetric: whether there are no zeros. kind: codes are integers, numbers in float8 (e4m3) with a scale, or those of
         ternary or binary weights, which are of 2 bits in memory.
     activations: inputs are rounded to int8 with a scale for each token ("int8"), or with one that was calibrated
@@ -89,7 +89,7 @@ class Scheme:
         return k // self.group if self.group else 1
 
     def bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a quantized weight of shape (n, k). dtype: of the weight, which scales have by default."""
+        """Bytes of a quantized weight of shape (n, k). dtype: dtype of the weight, which scales have by default."""
         n, k = shape
         groups = n * self.groups(k)
         of_scales = groups * SCALES.get(self.scales, dtype).itemsize
@@ -130,7 +130,7 @@ class Scheme:
         return scales, (-low / nonzero(scales)).round().clamp(0, 2**self.bits - 1).to(torch.uint8)
 
     def stored(self, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """Scales (n, groups) in float32, rounded to the dtype in which they are saved. dtype: of the weight."""
+        """Scales (n, groups) in float32, rounded to the dtype in which they are saved. dtype: dtype of the weight."""
         if self.scales == "int8":
             return of_scale_codes(*scale_codes(scales))
         return scales.to(SCALES.get(self.scales, dtype)).float()

@@ -128,7 +128,7 @@ def _moved(s: slice, by: int) -> slice:
 
 
 def _seen(here, causal: bool, rows: int, columns: int, source: int) -> list[ScoreBlock]:
-    """The blocks of part `source`'s keys that this part's queries attend to. columns: of keys that are not split."""
+    """The blocks of part `source`'s keys that this part's queries attend to. columns: number of keys if not split."""
     columns = here.size("s", source) if here.axes("s") else columns
     if not causal:
         return [ScoreBlock(slice(0, rows), slice(0, columns), False)]

@@ -55,9 +55,10 @@ def _take(node: Call) -> str:
 
 
 def indexed(x: Call, indices: list, mark: str = "") -> tuple[list[str], list[str], list[str]] | None:
-    """Names of the dims of x, of each index tensor, and of x[indices].
+    """Return the names of the dims of x, of each index tensor, and of x[indices].
 
-    mark: of the dims that the index tensors have together. None where the rule of integers does not hold: for masks.
+    mark: mark of the dims that the index tensors have together. Returns None for masks, for which the rule of integers
+    does not hold.
     """
     tensors = [i for i in indices if i is not None]
     if any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in tensors):

@@ -138,7 +138,7 @@ def _strided(dim_at: int, resized=None):
 
 
 def _sizes(args: tuple, shapes, dim: int, dim_at: int) -> tuple[int, int]:
-    """Local sizes of the sliced dim: of the tensor and of its slice."""
+    """Return the local sizes of the sliced dim in the tensor and in its slice."""
     if dim_at == 1:
         return args[0].meta["val"].shape[dim], shapes[0][dim]
     part = args[0] if isinstance(args[1], list) else args[1]

@@ -129,7 +129,7 @@ def _all_workspace(event: Any) -> int:
 
 
 def _wanted(event: Any) -> Any:
-    """Which gradients are computed: of hidden, weight and bias."""
+    """Return which of the gradients of hidden, weight and bias are computed."""
     return event.node.args[-1]
 
 

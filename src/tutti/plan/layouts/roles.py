@@ -70,8 +70,8 @@ class Roles(Free):
     parts. `ep` splits experts, and everything else along the batch. The ZeRO stage determines the tensors that are
     split over `dp`, `cp` and `ep`. See `plan.textbook`.
 
-    microbatches: of an update, for errors; the problem is of one of them. stripes: whether `cp` splits sequences into
-    stripes (`plan.layouts.problem.striped`).
+    microbatches: number of microbatches of an update, for error messages; the problem is that of one microbatch.
+    stripes: whether `cp` splits sequences into stripes (`plan.layouts.problem.striped`).
     """
 
     in_order = frozenset({"dp", "fsdp", "cp", "ep"})  # all split the batch: any order is as good, if it is the same

@@ -27,7 +27,7 @@ class WorkClock:
         self.seconds += CAPTURED * nodes
 
     def simulate(self, nodes: int, share: float = 1.0) -> None:
-        """Count the simulation of a step of so many nodes. share: of the nodes, which are in unequal parts of it."""
+        """Count the simulation of a step of so many nodes. share: fraction of them that are in unequal parts of it."""
         self.seconds += SIMULATED * nodes * share
 
     def cut(self, nodes: int) -> None:

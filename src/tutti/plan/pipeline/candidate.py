@@ -34,7 +34,7 @@ class Staged(Solution):
 
     starts: the first layer of each stage.
     durations: modelled seconds of each stage, as in `plan.pipeline.slots`.
-    seconds, cost, bound: of the pipeline. kept: bytes of the device that keeps most.
+    seconds, cost, bound: seconds, cost and bound of the pipeline. memory: bytes of the device that needs most.
     """
 
     starts: tuple[int, ...] = ()

@@ -68,7 +68,8 @@ WHOLE = Inner()
 class Columns:
     """Named plans with one inner mesh. All fields but `inner` are arrays with one element per plan.
 
-    count: microbatches. dp: size of data parallelism. zero: ZeRO stage. devices, chunks: of the pipeline.
+    count: number of microbatches. dp: size of data parallelism. zero: ZeRO stage. devices, chunks: number of devices
+    of the pipeline, and number of stages on each.
     schedule: name of the pipeline's schedule. again: whether all of a layer is recomputed. attention: whether parts of
     layers are, which `recompute-attention` names.
     """
@@ -325,7 +326,7 @@ class Estimator:
 
 
 def most_in_flight(plans: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Microbatches in flight, in units of a device's layers: of the device with most, and of the last. As
+    """Return the microbatches in flight on the device with most and on the last, in units of a device's layers, as
     `slots.in_flight` counts them in the schedules of named plans."""
     p, v, count = plans.devices, plans.chunks, plans.count
     interleaved, both = plans.schedule == "interleaved", plans.schedule == "zb-v"

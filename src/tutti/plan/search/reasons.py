@@ -61,7 +61,7 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True)
 class Enough:
-    """A larger cluster, and a plan that fits there. bytes: of a device, simulated or estimated."""
+    """A larger cluster, and a plan that fits there. bytes: bytes that a device needs, simulated or estimated."""
 
     cluster: Cluster
     plan: str

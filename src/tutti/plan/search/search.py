@@ -233,7 +233,7 @@ class Search:
     def affords(self, count: int, variant: Variant = PLAIN, share: float = 1.0) -> bool:
         """Whether the budget allows judging another plan. If no plan fits yet, true until the budget is spent.
 
-        share: of the step's nodes, which are in unequal parts of it.
+        share: fraction of the step's nodes that are in unequal parts of it.
         """
         if self.fastest is None:
             return not self.late or not self.plans

@@ -23,8 +23,8 @@ OLD = ("Environments of the API of gym before 0.26 are not stepped: derive it fr
 class StepError(RuntimeError):
     """An environment raised while it was stepped or reset.
 
-    name: of the environment. instance: which of the n. step: steps since the last `reset` of all instances. action:
-    what the environment was given, None in a reset. cause: what it raised, in words.
+    name: name of the environment. instance: number of the instance, from 0 on. step: steps since the last `reset` of
+    all instances. action: what the environment was given, None in a reset. cause: what it raised, in words.
     """
 
     def __init__(self, name: str, instance: int, step: int, action: Any, cause: str):
@@ -37,7 +37,8 @@ class StepError(RuntimeError):
 
 
 class Unfit(ValueError):
-    """Raised if an instance returns invalid values. name: of the environment. problem: the fault and its remedy."""
+    """Raised if an instance returns invalid values. name: name of the environment. problem: the fault and its
+    remedy."""
 
     def __init__(self, name: str, instance: int, problem: str):
         super().__init__(name, instance, problem)

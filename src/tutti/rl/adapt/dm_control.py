@@ -22,7 +22,7 @@ class DmControl(VectorEnv):
     env: "domain-task" of dm_control's suite, whose instance i gets the random seed of `reset` + i, or a function
         `make(seed)` that returns a `dm_env.Environment`. seed is an int or None; a reset with a seed makes new ones.
     flat: whether observations that are dicts become one float32 array, parts in the order of `observation_spec()`.
-    limit: steps of an episode, by default the environment's own. kwargs: of `dm_control.suite.load`.
+    limit: steps of an episode, by default the environment's own. kwargs: arguments of `dm_control.suite.load`.
 
     Actions are between -1 and 1 and are scaled to the bounds of `action_spec()`, where these are finite; a spec with
     `num_values` is a Discrete space. An episode that ends with discount 0 terminated; with another discount it was

@@ -18,8 +18,8 @@ class EnvPool(VectorEnv):
 
         env = EnvPool("Pong-v5", 64, num_threads=8)
 
-    kwargs: of `envpool.make_gymnasium`, for example `num_threads`. The episodes of a seed are EnvPool's own, unlike
-    those of gymnasium. A reset with a seed makes a new pool. EnvPool cannot save states.
+    kwargs: arguments of `envpool.make_gymnasium`, for example `num_threads`. The episodes of a seed are EnvPool's own,
+    unlike those of gymnasium. A reset with a seed makes a new pool. EnvPool cannot save states.
     """
 
     def __init__(self, id: str, n: int, **kwargs: Any):

@@ -20,15 +20,15 @@ class Gymnasium(VectorEnv):
         env = Gymnasium("CartPole-v1", 8)
         obs = env.reset(seed=0)  # float32 (8, 4)
 
-    env: an id of gymnasium's registry, or a function that returns a `gymnasium.Env`. kwargs: of `gymnasium.make`, for
-        an id. The environments must not share state.
+    env: an id of gymnasium's registry, or a function that returns a `gymnasium.Env`. kwargs: arguments of
+        `gymnasium.make`, for an id. The environments must not share state.
     check: whether each observation is compared with its space. Shapes, dtypes and rewards always are.
 
     Observations keep the dtype of their space; `tutti.rl.adapt.layout` says how those of Dict and Tuple spaces are laid
     out, and that values of Discrete spaces begin at 0. Actions for Dict and Tuple spaces are dicts of arrays.
 
-    infos: of the last step of each instance, or of the reset after it. ended: those of the steps in which an episode
-    ended, by instance; wrappers such as `RecordEpisodeStatistics` report there.
+    infos: info of the last step of each instance, or of the reset after it. ended: infos of the steps in which an
+    episode ended, by instance; wrappers such as `RecordEpisodeStatistics` report there.
 
     Masks are `info["action_mask"]` of the last step or reset, or what a method `action_masks()` of the environment
     returns. `draw` needs `render_mode="rgb_array"`.

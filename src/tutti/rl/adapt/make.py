@@ -25,7 +25,7 @@ def make(env: Any, n: int = 1, processes: int = 0, **kwargs: Any) -> VectorEnv:
         a gymnasium.Env                  with n = 1, as an environment of PettingZoo
         a gymnasium vector environment   whose `num_envs` is n
     processes: worker processes to spread the instances over; 0 steps them in this process.
-    kwargs: of the adapter, see its class.
+    kwargs: arguments of the adapter, see its class.
 
     Adapters: `Gymnasium`, `MuJoCo`, `Native`, `PettingZoo`, `EnvPool`, `DmControl`, and `Workers` with processes.
     """

@@ -59,7 +59,7 @@ def save(
 
     folder: a new folder. `minari.load_dataset(dataset_id)` finds it where it is Minari's folder of data sets followed
         by the id, which by default is the folder's name, like "expert-v0".
-    env_id: of gymnasium, so that Minari can make the environment again. Gives the spaces that are not given.
+    env_id: gymnasium's id of the environment, so that Minari can make it again. It gives the spaces that are not given.
     format: "arrow", "parquet" or "hdf5". Images are stored as they are, not as JPEG.
     """
     folder = Path(folder)

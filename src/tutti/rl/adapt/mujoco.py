@@ -33,9 +33,9 @@ class MuJoCo(VectorEnv):
 
         env = MuJoCo("HalfCheetah-v5", 64, threads=2)
 
-    Equal seeds give the episodes of `gymnasium.make(id)`, equal to the bit. threads: that step physics, by default one
-    for each CPU core that this process may use. kwargs: of gymnasium's task, for example `ctrl_cost_weight=0`;
-    `render_mode="rgb_array"` for `draw`.
+    Equal seeds give the episodes of `gymnasium.make(id)`, equal to the bit. threads: number of threads that step
+    physics, by default one for each CPU core that this process may use. kwargs: arguments of gymnasium's task, for
+    example `ctrl_cost_weight=0`; `render_mode="rgb_array"` for `draw`.
     """
 
     def __init__(self, id: str, n: int, *, threads: int | None = None, **kwargs: Any):

@@ -39,7 +39,8 @@ class Native(VectorEnv):
 
         env = Native("CartPole-v1", 1024)
 
-    env: an id, or a `gymnasium.vector.VectorEnv`, whose `num_envs` is then n. kwargs: of `gymnasium.make_vec`.
+    env: an id, or a `gymnasium.vector.VectorEnv`, whose `num_envs` is then n. kwargs: arguments of
+    `gymnasium.make_vec`.
 
     New episodes begin in the step in which one ends, whatever the autoreset mode: with SAME_STEP the environment does
     it, with DISABLED a `reset_mask` is given to it, and with NEXT_STEP what `BEGIN` has for its class. Other classes of

@@ -79,7 +79,7 @@ class Pure(VectorEnv):
 
 
 def in_workers(env: str | Env, n: int, workers: int, start: str = "forkserver") -> VectorEnv:
-    """n instances in worker processes. start: of `Workers`."""
+    """n instances in worker processes. start: how processes start, see `Workers`."""
     from tutti.rl.adapt.processes.workers import Workers
 
     return Workers(partial(_make_pure, env), n, workers, start=start)

@@ -140,8 +140,9 @@ def body(
 ) -> Task:  # fmt: skip
     """A row for a body that is rewarded for moving along x.
 
-    noise, scale: of the beginning. effort, forward: weights of the action's square and of the speed. hidden: leading
-    positions that are not observed. fastest: bound of observed speeds. extra: further parts of an observation.
+    noise: function that draws the first state. scale: size of its noise. effort, forward: weights of the action's
+    square and of the speed. hidden: number of leading positions that are not observed. fastest: bound of observed
+    speeds. extra: further parts of an observation.
     """
     extra = extra or {}
     common = {

@@ -98,9 +98,9 @@ class Agent(ABC):
     env: a name (`tutti.rl.make`), a pure `Env`, a `VectorEnv` of the host with `n_envs` instances, or an environment
         of gymnasium or PettingZoo. It may follow a policy, as in `PPO("MlpPolicy", env)`: "CnnPolicy" sees pictures
         with convolutions, "MlpPolicy" as numbers; by default those of 36 x 36 and more are seen with convolutions.
-    seed: of weights, environments and exploration. With equal versions, equal seeds give equal results.
+    seed: random seed of weights, environments and exploration. With equal versions, equal seeds give equal results.
     level: "O2" compiles whole iterations; "O0" runs their operators one by one; "eager" is plain Python.
-    threads: of PyTorch's operators; more than one rarely helps networks of this size.
+    threads: threads of PyTorch's operators; more than one rarely helps networks of this size.
     verbose: 1 prints metrics while learning. tensorboard_log: a folder for TensorBoard. device: "cpu" or "auto".
     options: the fields of the algorithm's `Config`. policy_kwargs: hidden and activation in the names of
         Stable-Baselines3.

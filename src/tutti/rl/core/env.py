@@ -27,7 +27,7 @@ Step = tuple[State, Any, Tensor, Tensor, Tensor]
 class Env(ABC):
     """A pure environment.
 
-    observation_space, action_space: of one instance and one agent (`gymnasium.spaces`).
+    observation_space, action_space: spaces of one instance and one agent (`gymnasium.spaces`).
     agents: names of the agents. With more than one, observations, actions and rewards have a dim of agents after
         that of instances: (n, agents, ...). Observations and actions of unlike agents are padded to the largest.
     limit: steps of an episode until it is truncated, or None. Environments count them in `state["t"]`, int64 (n,).
@@ -113,8 +113,8 @@ def over(x: Tensor, like: Tensor) -> Tensor:
 
 
 def ends(chunk: dict[str, Any], like: Tensor) -> tuple[Tensor, Tensor]:
-    """(terminated, done) of each row of a chunk, as a tensor whose first dims are those of rewards: of each agent where
-    agents end one by one. The next row of the same agent belongs to another episode where it is done."""
+    """(terminated, done) of each row of a chunk, or of each agent where agents end one by one, as tensors whose first
+    dims are those of rewards. The next row of the same agent belongs to another episode where it is done."""
     whole = over(chunk["terminated"] | chunk["truncated"], like)
     if "agent_terminated" not in chunk:
         return over(chunk["terminated"], like), whole

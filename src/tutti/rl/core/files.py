@@ -228,7 +228,7 @@ def _by_name(name: str, path: Path) -> str:
 
 def restore(agent: Agent, file: Saved) -> None:
     """Continue an agent from a file of one with the same options, in new episodes if the agent has other environments
-    than the file: of the host instead of pure ones, or another number of them."""
+    than the file: those of the host instead of pure ones, or another number of them."""
     path, settings, saved = file.path, file.settings, file.tensors
     if agent.config.n_envs != settings["options"].get("n_envs", agent.config.n_envs):
         settings, saved = _without_envs(agent, settings, saved, path)

@@ -25,7 +25,7 @@ class Program:
     """Functions over one state.
 
     level: "eager" runs plain Python, which a debugger can follow; the others are levels of `tutti.function`.
-    threads: of PyTorch while a function runs. Networks of reinforcement learning are small: one is fastest.
+    threads: PyTorch threads while a function runs. Networks of reinforcement learning are small: one is fastest.
     """
 
     def __init__(self, state: Tree, level: str, threads: int = 1):

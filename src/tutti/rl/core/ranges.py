@@ -16,7 +16,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Range:
-    """unit: of the number, for the reader. infinite: whether infinity is a value."""
+    """A range of numbers. unit: what the number counts or measures, for messages. infinite: whether infinity is in the
+    range."""
 
     low: float = -math.inf
     high: float = math.inf

@@ -22,7 +22,7 @@ def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar:
               name: str | None = None) -> Iterator[Callable[[], bool]]:  # fmt: skip
     """Yield a function to call after each iteration, which returns whether learning goes on.
 
-    every: iterations or episodes between two logs. name: of TensorBoard's run.
+    every: iterations or episodes between two logs. name: name of TensorBoard's run.
     """
     hooks = callbacks(callback)
     if agent.verbose or agent.tensorboard_log is not None:

@@ -30,7 +30,8 @@ LOWEST, HIGHEST = -10.0, 1.0  # log variances, in units of the data's variance
 class Dynamics:
     """An ensemble for observations of `size` features and actions of `width` numbers.
 
-    members: of the ensemble. hidden: widths of layers. lr, decay: of AdamW.
+    members: number of networks of the ensemble. hidden: widths of hidden layers. lr, decay: learning rate and weight
+    decay of AdamW.
     """
 
     def __init__(self, size: int, width: int, members: int = 5, hidden: tuple[int, ...] = (64, 64), lr: float = 1e-3,

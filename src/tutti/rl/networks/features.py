@@ -26,11 +26,12 @@ from tutti.rl.networks.pixels import scaled
 
 @dataclass(frozen=True)
 class Features:
-    """size: numbers of an observation. of: maps a batch of observations (..., *shape) to float32 (..., size).
+    """size: number of features of an observation. of: function that maps a batch of observations (..., *shape) to
+    float32 (..., size).
 
-    image: (channels, height, width) of a `Box` of pixels, whose features are in [0, 1]; None for others. parts: which
-    of the numbers belong to each key of a `Dict`. dtype: of features. picture: maps features of pixels (..., size) to
-    (..., *shape) of the space.
+    image: (channels, height, width) of a `Box` of pixels, whose features are in [0, 1]; None for others. parts: slice
+    of the features that belong to each key of a `Dict`. dtype: dtype of features. picture: function that maps features
+    of pixels (..., size) to (..., *shape) of the space.
     """
 
     size: int

@@ -42,7 +42,7 @@ STEPS = {"gru": gru, "lstm": lstm}
 
 
 class Cell(nn.Module):
-    """A recurrent cell. kind: "gru" or "lstm". width: of its output."""
+    """A recurrent cell. kind: "gru" or "lstm". width: width of its output."""
 
     def __init__(self, inputs: int, width: int, kind: str):
         super().__init__()
@@ -72,7 +72,8 @@ class Cell(nn.Module):
 class Remembering(nn.Module):
     """features (..., size) to outputs by name, (..., width of the output), and states.
 
-    hidden: widths of the encoder's layers. memory: of the cell. gain: of orthogonal first weights of outputs.
+    hidden: widths of the encoder's layers. memory: width of the cell. gain: gains of the orthogonal first weights of
+    outputs, by name; by default 1.
     """
 
     def __init__(self, size: int, hidden: tuple[int, ...], memory: int, kind: str, outputs: dict[str, int],

@@ -91,8 +91,8 @@ def mlp(
 ) -> nn.Sequential:
     """A perceptron with layers of these sizes, input and output included.
 
-    gain: of orthogonal first weights of hidden layers, `last` that of the output layer, biases 0 (as on-policy
-        algorithms have them); without it PyTorch's own. norm: a LayerNorm after each hidden layer.
+    gain: gain of the orthogonal first weights of hidden layers, `last` that of the output layer, biases 0 (as on-policy
+        algorithms have them); without it PyTorch's own. norm: whether each hidden layer is followed by a LayerNorm.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")

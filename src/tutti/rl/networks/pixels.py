@@ -29,7 +29,7 @@ def fits(image: Image | None) -> bool:
 class NatureCNN(nn.Module):
     """Pictures (..., channels x height x width) in [0, 1] to features (..., 512).
 
-    gain: of orthogonal first weights, with biases 0; without it PyTorch's own.
+    gain: gain of the orthogonal first weights, with biases 0; without it PyTorch's own.
     """
 
     def __init__(self, image: Image, gain: float | None = None):

@@ -34,8 +34,8 @@ FREE, UNIFORM, OF_POSTERIOR = 1.0, 0.01, 0.1
 class WorldModel:
     """A model for observations of `size` features and actions of `width` numbers.
 
-    deter: width of h. groups, classes: of z. hidden: width of layers. obs_coef: weight of errors of
-    observations. Features of a state are (h, z), `self.features`.
+    deter: width of h. groups, classes: number of one-hot vectors in z, and of classes of each. hidden: width of layers.
+    obs_coef: weight of errors of observations. Features of a state are (h, z), `self.features`.
     """
 
     def __init__(self, size: int, width: int, deter: int = 64, groups: int = 8, classes: int = 8, hidden: int = 64,

@@ -55,9 +55,9 @@ class Costs:
 
     act, learn, share, host, step: A, L, S, H and E above. chunk: bytes. policy, weights: bytes of a policy, and of the
     gradients that learners average, `means` times. push: seconds in which a server adds a change. serial: the share of
-    a rollout that excludes other threads. spread: cores that acting occupies where it has them. batch: that learners
-    share, or 0. limits: most ranks of placements whose chunks have too few rows for a batch with more. refused:
-    placements that are not possible, and why.
+    a rollout that excludes other threads. spread: cores that acting occupies where it has them. batch: size of the
+    batch that learners share, or 0. limits: most ranks of placements whose chunks have too few rows for a batch with
+    more. refused: placements that are not possible, and why.
     """
 
     n_envs: int

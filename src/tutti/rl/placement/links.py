@@ -170,7 +170,7 @@ def _meeting(count: int, size: int) -> float:
 
 
 def _typical(run: Callable[[], object]) -> float:
-    """The lower quartile of several times, in seconds: of what nothing else has disturbed."""
+    """The lower quartile of several times in seconds: the time of a run that nothing else has disturbed."""
     took = []
     for _ in range(TIMES):
         begin = time.perf_counter()

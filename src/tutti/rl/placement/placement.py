@@ -71,11 +71,11 @@ SHARED = ("batch_size", "buffer_size", "learning_starts")  # options of all rank
 class Placed:
     """An algorithm that learns under a placement.
 
-    kind: the algorithm, or its name. env: a name, or a pure environment. ranks: of the placement. n_envs of the options
-    are those of all ranks together; so are the batches and replays of `learners`, which make as many updates as one
-    learner would. bound: chunks that may wait for the learner of `async`. workers: what the ranks of `environments`
-    are, "processes" here or actors of "ray". Every process of a job makes one, and calls `learn`. agent: in process 0
-    the agent that has learned.
+    kind: the algorithm, or its name. env: a name, or a pure environment. ranks: number of ranks of the placement.
+    n_envs of the options are those of all ranks together; so are the batches and replays of `learners`, which make as
+    many updates as one learner would. bound: chunks that may wait for the learner of `async`. workers: what the ranks
+    of `environments` are, "processes" here or actors of "ray". Every process of a job makes one, and calls `learn`.
+    agent: in process 0 the agent that has learned.
     """
 
     def __init__(self, kind: str | type[Agent], env: str | Env, placement: str = "fused", ranks: int = 1, *,

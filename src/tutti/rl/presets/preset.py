@@ -10,8 +10,9 @@ from typing import Any
 class Preset:
     """An algorithm with options that are known to work on an environment.
 
-    steps: of learning. threshold: the mean return of an episode (of an agent, where there are several) that it reaches
-    with the seeds 0, 1 and 2. data: how the data of an offline algorithm are made (`tutti.rl.offline_data`).
+    steps: number of steps to learn for. threshold: the mean return of an episode (of an agent, where there are several)
+    that it reaches with the seeds 0, 1 and 2. data: how the data of an offline algorithm are made
+    (`tutti.rl.offline_data`).
     """
 
     algorithm: str

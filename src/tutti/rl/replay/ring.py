@@ -24,7 +24,7 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 class Ring:
     """A memory of `length` steps of `n` environments.
 
-    steps: of n-step returns (Sutton 1988; Watkins 1989).
+    steps: number of steps of n-step returns (Sutton 1988; Watkins 1989).
     """
 
     def __init__(self, length: int, n: int, steps: int = 1):
@@ -38,7 +38,7 @@ class Ring:
         return sum(self.length * self.n * prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
     def init(self, shapes: dict[str, Shape]) -> Tree:
-        """An empty memory. shapes: of one row of one environment."""
+        """An empty memory. shapes: shapes and dtypes of one row of one environment."""
         rows = {name: torch.zeros(self.length, self.n, *shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
         zero = torch.zeros((), dtype=torch.int64)
         return {"rows": rows, "at": zero, "size": zero.clone()}

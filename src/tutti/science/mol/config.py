@@ -35,10 +35,10 @@ class SystemTable:
     coordinates), serialized (a serialized OpenMM system, and coordinates that ASE reads), coordinates (that ASE reads,
     the last configuration of the file; the forces come from a network). Velocities are drawn anew.
 
-    atoms: of lennard_jones and argon: 4 n^3 for an integer n. density: of lennard_jones in sigma^-3, of others in
-    g/cm^3. molecules: of water; model: of it, or of what solvates. solvate: of openmm: nm of water between periodic
-    copies of the molecule, with ions that neutralise it. coordinates, files: paths, relative to the config. replicas:
-    runs beside each other with other noise.
+    atoms: number of atoms, 4 n^3 for an integer n (lennard_jones and argon). density: density in sigma^-3
+    (lennard_jones) or g/cm^3 (others). molecules: number of water molecules; model: model of the water, also of that
+    which solvates. solvate: nm of water between periodic copies of the molecule, with ions that neutralise it (openmm).
+    coordinates, files: paths, relative to the config. replicas: number of runs beside each other with other noise.
     """
 
     kind: Literal["lennard_jones", "argon", "water", "openmm", "amber", "serialized", "coordinates"]
@@ -54,12 +54,13 @@ class SystemTable:
 
 @dataclass(frozen=True)
 class ForcesTable:
-    """method: of electrostatics (pme, ewald, reaction_field, shift, cut, none). cutoff, skin: 0 for what suits the
-    system. truncation: of Lennard-Jones for the kinds lennard_jones and argon. rigid: of water. constraints: of
-    molecules from files (HBonds, AllBonds).
+    """method: method of electrostatics (pme, ewald, reaction_field, shift, cut, none). cutoff, skin: lengths, 0 for
+    what suits the system. truncation: truncation of Lennard-Jones for the kinds lennard_jones and argon. rigid: whether
+    water is rigid. constraints: constraints of molecules from files (HBonds, AllBonds, HAngles).
 
     network: folder of a saved network or ensemble, relative to the config. It takes the place of the classical forces
-    and of the constraints of any kind of system. compile: by `compile_for_md`; false for networks without a kernel."""
+    and of the constraints of any kind of system. compile: whether `compile_for_md` compiles the network; false for
+    networks without a kernel."""
 
     method: Literal["pme", "ewald", "reaction_field", "shift", "cut", "none"] = "pme"
     cutoff: float = 0.0
@@ -79,8 +80,8 @@ CLASSICAL = ("method", "cutoff", "switch", "tolerance", "truncation", "constrain
 @dataclass(frozen=True)
 class RunTable:
     """ensemble: nve, nvt or npt. thermostat: langevin (friction) or nose_hoover (period). equilibrate: steps before
-    anything is measured. minimize: steps of FIRE before. drift: of the conserved energy per atom at which the run
-    stops, 0 for none."""
+    anything is measured. minimize: steps of FIRE before these. drift: change of the conserved energy per atom beyond
+    which the run stops, 0 for none."""
 
     steps: int
     dt: float
@@ -101,7 +102,8 @@ class RunTable:
 @dataclass(frozen=True)
 class OutputTable:
     """Steps between lines of the log, frames of the trajectory and restart files; 0 for none. rdf: largest distance of
-    g(r), with a configuration for every line of the log; pairs: its two elements. format: of the trajectory."""
+    g(r), with a configuration for every line of the log; pairs: the two elements of g(r). format: format of the
+    trajectory."""
 
     log: int = 100
     trajectory: int = 0
@@ -172,7 +174,7 @@ class MDConfig:
     # --- what it describes ---
 
     def build(self, folder: Path) -> tuple[System, Potential]:
-        """The system and its potential. folder: of the config, for relative paths."""
+        """Build the system and its potential. folder: folder of the config, for relative paths."""
         system, potential = self._classical(folder)
         if self.forces.network:
             potential = self._network(system, folder / self.forces.network)

@@ -20,10 +20,10 @@ __all__ = ["MeanSquaredDisplacement", "RadialDistribution", "standard_error"]
 class RadialDistribution:
     """g(r) between two kinds of atoms, averaged over replicas and calls: a callback, or call `add`.
 
-    cutoff: largest distance. first, second: atoms (indices); by default all. blocks: of consecutive configurations,
-    from which the standard error is estimated. `configurations` is the number of calls, and `each` the means over
-    `stride` of them; the stride doubles when there are 1024. A `Restart` that has this callback among its parts goes on
-    with what was counted.
+    cutoff: largest distance. first, second: indices of atoms; by default all. blocks: number of blocks of consecutive
+    configurations, from which the standard error is estimated. `configurations` is the number of calls, and `each` the
+    means over `stride` of them; the stride doubles when there are 1024. A `Restart` that has this callback among its
+    parts goes on with what was counted.
     """
 
     LONGEST = 1024  # of `each`; even

@@ -14,8 +14,9 @@ from torch import Tensor
 class Part:
     """A potential divided by it computes each of its contributions in one process of all.
 
-    numbers: (n) int64 of the atoms here among those of all processes, the `owned` ones first. atoms: of all processes.
-    first: whether this process counts what belongs to no atom. add_up: sums a tensor over the processes, in place.
+    numbers: numbers (n), int64, of the atoms here among those of all processes, the `owned` ones first. atoms: number
+    of atoms of all processes. first: whether this process counts what belongs to no atom. add_up: function that sums a
+    tensor over the processes, in place.
     """
 
     numbers: Tensor

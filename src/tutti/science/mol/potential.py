@@ -100,7 +100,7 @@ class Potential:
         raise ValueError(f"{self.name} cannot be divided among processes; run it in one process")
 
     def neighbors(self, system: System, skin: float = 0.0, part: Part | None = None) -> NeighborList:
-        """The list that `evaluate` wants, up to date. part: of which the system has the atoms, if it is divided."""
+        """The list that `evaluate` wants, up to date. part: the part whose atoms the system has, if it is divided."""
         shared = None if self.surroundings else part
         return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions, shared)
 

@@ -34,10 +34,10 @@ RANGES: tuple[Rule, ...] = (  # what numbers should be, by section
 @dataclass(frozen=True)
 class DataTable:
     """source: "grammar", "modlamp:NAME" (a data set of that package), or a file .fasta, .csv or .tsv, relative to the
-    config. label: column of an activity, 0 and 1 or a score; "" for none. column: of the sequences. count: of the
-    grammar. shortest, longest: residues. identity: from which peptides are in one cluster. oracle, validation,
-    held_out: fractions that the oracle learns from, that choose the best checkpoint, and that all is measured on; the
-    generator learns from the rest."""
+    config. label: column of an activity, 0 and 1 or a score; "" for none. column: column of the sequences. count:
+    number of peptides of the grammar. shortest, longest: residues. identity: identity from which peptides are in one
+    cluster. oracle, validation, held_out: fractions that the oracle learns from, that choose the best checkpoint, and
+    that all is measured on; the generator learns from the rest."""
 
     source: str
     label: str = ""
@@ -162,7 +162,8 @@ class PeptidesConfig:
                     raise ValueError(f"target {target.name!r}: {name} = {i} is no bin; there are 0 to {last}")
 
     def peptides(self, folder: Path) -> Peptides:
-        """The data, of the lengths asked for and each sequence once. folder: of the config, for relative paths."""
+        """The data, of the lengths asked for and each sequence once. folder: folder of the config, for relative
+        paths."""
         data = self.data
         values = (data.label,) if data.label else ()
         if data.source == "grammar":

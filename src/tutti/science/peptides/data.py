@@ -27,7 +27,8 @@ MODLAMP = {
 
 @dataclass(frozen=True)
 class Peptides:
-    """sequences: of the 20 amino acids. values: column -> (peptides,) float64. names: of the sequences, or none.
+    """sequences: strings of the 20 amino acids. values: column -> (peptides,) float64. names: names of the sequences,
+    or none.
 
     notes: what a reader or a filter left out, one line each.
     """

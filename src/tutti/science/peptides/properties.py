@@ -90,7 +90,7 @@ def _charge(residues: np.ndarray, ph: np.ndarray, amide: bool) -> np.ndarray:
 
 
 def net_charge(peptides: Sequence[str], ph: float = 7.0, amide: bool = False) -> np.ndarray:
-    """(peptides,) mean net charge at a pH, in elementary charges. amide: of peptides with an amidated end."""
+    """(peptides,) mean net charge at a pH, in elementary charges. amide: whether the carboxyl end is amidated."""
     residues = counts(peptides)
     return _charge(residues, np.full(len(residues), float(ph)), amide)
 

@@ -45,7 +45,7 @@ def assess(prediction: Prediction, targets: np.ndarray, binary: bool) -> dict[st
     """Scores over the peptides inside of the domain, and how many those are; only this where their targets are equal.
 
     calibration error: mean of |mean probability - fraction of label 1| over bins, weighted by counts (Naeini et al.
-    2015). Brier: mean squared error of probabilities; base: of the constant that is right on average.
+    2015). Brier: mean squared error of probabilities; Brier base: the error of the constant that is right on average.
     """
     inside = prediction.inside
     values: dict[str, Any] = {"peptides": len(targets), "inside": int(inside.sum())}

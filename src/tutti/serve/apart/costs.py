@@ -41,9 +41,10 @@ SHORT = 6  # tokens of sequences that fill no block
 
 @dataclass(frozen=True)
 class Costs:
-    """seconds: of steps of these numbers of tokens, without attention. read: of reading a cached token. multiply: of a
-    pair of a query and a cached token. overhead: of each step. sequence: of each sequence in a step. sizes, most: the
-    engine rounds numbers of tokens up to these sizes, and those of steps with prompts to `most` at least."""
+    """What an engine's steps take, in seconds. seconds: time of steps of these numbers of `tokens`, without attention.
+    read: time of reading a cached token. multiply: time of a pair of a query and a cached token. overhead: time that
+    each step takes in addition. sequence: time that each sequence in a step takes. sizes, most: the engine rounds
+    numbers of tokens up to these sizes, and those of steps with prompts to `most` at least."""
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -122,8 +123,8 @@ def _step(engine: Engine, count: int, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class Served:
-    """A model on devices. costs: of steps. plan: of the largest step. weights: bytes of the parameters on a device.
-    slots: tokens of the cache that its devices hold together with the weights."""
+    """A model on devices. costs: costs of steps. plan: plan of the largest step. weights: bytes of the parameters on a
+    device. slots: tokens of the cache that its devices hold together with the weights."""
 
     costs: Costs
     plan: Plan
@@ -135,8 +136,8 @@ class Served:
 class Predicted:
     """Predicts the costs of a model on any cluster, without weights or devices.
 
-    config: of `transformers`. Its layers are alike but for some at the beginning: two depths are captured, and others
-    follow.
+    config: config of `transformers`. Its layers are alike but for some at the beginning: two depths are captured, and
+    others follow.
     """
 
     def __init__(self, config: Model, dtype: torch.dtype = torch.bfloat16):
@@ -177,7 +178,7 @@ class Predicted:
         return self.graphs[depth, tokens]
 
     def on(self, name: str, cluster: Cluster, level: str = "O1", overhead: float = 1e-3) -> Served:
-        """The model under a plan on a cluster. overhead: of a step, besides devices.
+        """The model under a plan on a cluster. overhead: seconds of a step besides those of the devices.
 
         Raises ValueError for a plan that does not fit the model, or if its weights do not fit the devices.
         """

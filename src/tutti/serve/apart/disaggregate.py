@@ -56,7 +56,7 @@ class Generating(Protocol):
 class Channel:
     """Messages over a connection. A thread reads what comes, so that a sender never waits for one that sends.
 
-    peer: the name of the other side. kinds: of messages that it may send. most: bytes of a message from it.
+    peer: name of the other side. kinds: kinds of messages that it may send. most: bytes of a message from it, at most.
     """
 
     def __init__(self, connection: Connection, peer: str, kinds: Collection[str], most: int):
@@ -108,7 +108,7 @@ class Channel:
 
 
 class Remote:
-    """An engine in another process, which calls `generate_for`. address, key: of its listener."""
+    """An engine in another process, which calls `generate_for`. address, key: address and key of its listener."""
 
     def __init__(self, address: tuple[str, int], key: bytes):
         self.channel = Channel(Client(address, authkey=key), _name(address), ["outputs"], OUTPUTS)

@@ -23,7 +23,7 @@ ENOUGH = 1 << 18  # blocks of a cache of 4 million tokens: more only cost memory
 
 @dataclass(frozen=True)
 class Group:
-    """Engines of a kind. plan: of each. count: how many."""
+    """Engines of a kind. plan: plan of each. count: number of engines. devices: number of devices of each."""
 
     plan: str
     count: int
@@ -88,8 +88,8 @@ def plans(devices: int) -> Iterator[tuple[str, int]]:
 class ServingPlanner:
     """Compares placements of a model on a cluster.
 
-    config: of `transformers`. budget, most: tokens and sequences of a step of each engine. progress: called with what
-    is being done. stop: whether to end, once there is an outcome. seen: called with each outcome.
+    config: config of `transformers`. budget, most: tokens and sequences of a step of each engine. progress: called with
+    what is being done. stop: whether to end, once there is an outcome. seen: called with each outcome.
     """
 
     def __init__(

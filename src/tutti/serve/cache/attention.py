@@ -39,7 +39,7 @@ REFUSALS = {  # why a call of the attention interface cannot be paged
 class Layer:
     """The cache of an attention call: key heads, the widths of keys and values, and how far it sees (0: all).
 
-    calls: of the same layer of the model. Each has a cache of its own.
+    calls: number of attention calls of the same layer of the model. Each has a cache of its own.
     """
 
     heads: int
@@ -51,7 +51,8 @@ class Layer:
 
 @dataclass
 class Cache:
-    """Keys and values of each attention call: (slots, heads, width). A block is a run of slots. calls: of a layer."""
+    """Keys and values of each attention call: (slots, heads, width). A block is a run of slots. calls: number of calls
+    of a layer."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -63,7 +64,7 @@ class PagedStep:
     """Where the tokens of a step are, as arguments of `tutti::paged_attention` and `tutti::paged_write`.
 
     source_tables, source_lengths: where the keys and values of sources are, which a decoder attends to, too.
-    spans: of tokens, for rotary embeddings that depend on the length of a sequence (`rotary`).
+    spans: span of each token (tokens,), for rotary embeddings that depend on the length of a sequence (`rotary`).
     """
 
     slots: Tensor
@@ -83,8 +84,9 @@ class Attention:
     """What takes the place of attention: query (tokens, heads, width), key and value (tokens, key heads, width) ->
     (tokens, heads, value width).
 
-    bias: by distance, of the last layer that has one; the layers after it share it. counts: calls of each layer so far.
-    positions: of the tokens (tokens,). reach: the longest sequence.
+    bias: bias by distance (heads, distances) of the last layer that has one; the layers after it share it. counts:
+    number of calls of each layer so far. positions: positions of the tokens (tokens,). reach: length of the longest
+    sequence.
     """
 
     bias: Tensor | None = None

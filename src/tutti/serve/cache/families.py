@@ -29,7 +29,8 @@ def own_forwards(
 ) -> Iterator[tuple[nn.Module, Callable]]:
     """Modules with attention of their own, and what replaces their `forward`.
 
-    attend: the attention interface. positions: of the tokens (tokens,) of the call. reach: the longest sequence.
+    attend: the attention interface. positions: function that returns the positions (tokens,) of the tokens of the call.
+    reach: length of the longest sequence.
     """
     for module in model.modules():
         for kind in type(module).__mro__:

@@ -68,7 +68,7 @@ class Constraint:
 
 
 class Constraints:
-    """Makes constraints for a tokenizer. size: of the model's vocabulary. Any thread may call it."""
+    """Makes constraints for a tokenizer. size: size of the model's vocabulary. Any thread may call it."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, ends: list[int]):
         self.tokenizer, self.size, self.ends = tokenizer, size, ends

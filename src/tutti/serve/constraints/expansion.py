@@ -30,7 +30,7 @@ def check(schema: JsonValue) -> None:
 
 
 def nested(value: JsonValue, name: str, most: int = DEEPEST) -> None:
-    """Raise ValueError for a JSON value with more levels than `most`. name: of the value, for the message."""
+    """Raise ValueError for a JSON value with more levels than `most`. name: name of the value in messages."""
     level, values = 0, [value]
     while values:
         level += 1

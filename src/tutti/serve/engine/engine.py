@@ -50,8 +50,8 @@ UNLIMITED = 2048  # tokens of a sequence of models without a limit, unless `long
 
 
 class Wanted(NamedTuple):
-    """Tokens of a batch whose logits are needed: of a piece's prompt, to report them, and to choose tokens after them:
-    its last token and each draft."""
+    """Places in a batch of the tokens of a piece whose logits are needed. reported: tokens of the prompt, whose
+    log-probabilities are reported. chosen: tokens after which tokens are chosen: the last one and each draft."""
 
     piece: Piece
     reported: list[int]
@@ -84,8 +84,8 @@ class Engine:
         with one, a run or checkpoint of training, a file in GGUF, or a `tutti.Step` that trains one. It runs in its own
         dtype; of GGUF in bfloat16, or float32 if the file has no smaller weights than float16. A model
         object is not changed and can be trained. Of a folder, each process reads only its parts.
-    tokenizer: for prompts that are text, stop texts and constraints; or a processor of `transformers` with one, which
-        reads images and sound. By default that of the folder, if it has one.
+    tokenizer: tokenizer for prompts that are text, stop texts and constraints; or a processor of `transformers` with
+        one, which reads images and sound. By default that of the folder, if it has one.
     cluster, plan, level: as for `tutti.function`.
     block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
     memory: bytes of the KV cache on all devices together.
@@ -98,7 +98,7 @@ class Engine:
     speculate: number of tokens to guess by prompt look-up, or an object that guesses, such as a `DraftModel`.
     adapters: folders of LoRA adapters of `peft` by name, which requests choose.
     quantize: "int8" or "int4" rounds the weights of linear layers (`serve.quantize`), not those of adapters.
-    seed: of requests that have none.
+    seed: random seed of requests that have none.
     share_frozen: whether parameters of the model that require no gradients are not copied, where a process holds them
         whole: nobody may write into them while the engine is used.
     self_check: whether to compare the engine's logits with those of the model's own forward pass
@@ -410,7 +410,7 @@ class Engine:
     def generate(self, requests: Iterable[Request | Prompt], sampling: Sampling | None = None) -> list[Output]:
         """The outputs of requests, in their order. Every rank of a job must call it; rank 0's requests are served.
 
-        requests: `Request` objects, texts, or lists of tokens. sampling: of the latter two.
+        requests: `Request` objects, texts, or lists of tokens. sampling: sampling parameters of the latter two.
         """
         if not self.runner.leads:
             return self.runner.follow()

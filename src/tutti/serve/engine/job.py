@@ -30,7 +30,7 @@ class Branch:
 class Job:
     """A request that runs.
 
-    seed: of its random numbers. ends: tokens that end a continuation. most: number of tokens that one may have.
+    seed: seed of its random numbers. ends: tokens that end a continuation. most: number of tokens that one may have.
     """
 
     request: Request

@@ -68,9 +68,9 @@ class CudaGraphs:
 class Recorded:
     """A step for arguments of fixed shapes, recorded.
 
-    step: a function of tensors on the device that returns rows (rows, width). arguments: of a first call, a pytree of
-    CPU tensors, for which the step is run twice at most: it must do the same each time. results: memory on the device
-    for the rows (at least as many, width), which other steps may share.
+    step: a function of tensors on the device that returns rows (rows, width). arguments: arguments of a first call, a
+    pytree of CPU tensors, for which the step is run twice at most: it must do the same each time. results: memory on
+    the device for the rows (at least as many, width), which other steps may share.
     """
 
     def __init__(self, step: Callable[..., Tensor], arguments: tuple[object, ...], recorder: Recorder, results: Tensor):

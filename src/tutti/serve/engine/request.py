@@ -202,8 +202,8 @@ class TokenLogprobs:
 
 @dataclass
 class Completion:
-    """One continuation of a prompt. finish: why it ended (`FINISHES`), "" while it goes on. score: of a beam, or the
-    sum of log-probabilities where they were asked for."""
+    """One continuation of a prompt. finish: why it ended (`FINISHES`), "" while it goes on. score: score of a beam,
+    or the sum of log-probabilities where they were asked for."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""

@@ -68,8 +68,8 @@ class Runner:
 
     model: a model that generates. block: tokens of a block. blocks: number of blocks, or None: as many as `memory`
     bytes hold. host_memory: bytes for blocks on the host. budget, most: tokens and sequences of a step. longest: tokens
-    of a sequence, at most. options: those of `tutti.function`. adapters: of the requests. share_frozen: as for the
-    engine. saves: whether captured steps are read from disk and written there (`serve.engine.saved_steps`).
+    of a sequence, at most. options: those of `tutti.function`. adapters: adapters of the requests. share_frozen: as
+    for the engine. saves: whether captured steps are read from disk and written there (`serve.engine.saved_steps`).
     """
 
     def __init__(self, model: nn.Module, *, block: int, blocks: int | None, memory: int, host_memory: int, budget: int,

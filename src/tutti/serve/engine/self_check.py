@@ -108,7 +108,7 @@ def _source(runner: Runner) -> Source:
 
 
 def _batches(runner: Runner, sequences: list[TokenSequence]) -> Iterator[list[Piece]]:
-    """The steps that compute the sequences: of the size that every engine needs for short prompts."""
+    """Yield the steps that compute the sequences, of a size that every engine needs for short prompts."""
     room = min(max(runner.most, 4), runner.budget)
     left = [list(chunks) for chunks, _ in zip(CHUNKS, sequences, strict=False)]
     at = [0] * len(sequences)

@@ -33,7 +33,7 @@ class Guesser(Protocol):
 class PromptLookup:
     """Guesses that what followed the last tokens earlier follows them again (Saxena, "Prompt lookup decoding", 2023).
 
-    count: number of guessed tokens. longest, shortest: of the run of last tokens that is looked up.
+    count: number of guessed tokens. longest, shortest: lengths of the run of last tokens that is looked up.
     """
 
     def __init__(self, count: int = 4, longest: int = 4, shortest: int = 2):

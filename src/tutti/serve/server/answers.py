@@ -144,7 +144,7 @@ class ChatAnswer(Answer):
     """The answer of `/v1/chat/completions`.
 
     tools: those that the answer may call. must: whether it must call one. parallel: whether it may have several calls.
-    legacy: whether calls are shown as `function_call`. role, prefix: of the message, and the text with which it begins.
+    legacy: whether calls are shown as `function_call`. role: role of the message. prefix: text with which it begins.
     """
 
     kind: str = "chat.completion"

@@ -53,14 +53,14 @@ RESPONSES: dict[str, tuple[JsonValue, str]] = {
 
 
 def unknown(field: str, names: Iterable[str]) -> Refused:
-    """The refusal of a field that nobody reads. names: of those that are read; the nearest is suggested."""
+    """The refusal of a field that nobody reads. names: names of fields that are read; the nearest is suggested."""
     near = get_close_matches(field, names, 1, 0.7)
     return Refused(400, f"unknown field {field!r}" + (f"; did you mean {near[0]!r}?" if near else ""), field)
 
 
 def without(field: str, value: JsonValue, refused: Mapping[str, tuple[JsonValue, str]], names: Iterable[str]) -> None:
-    """Take note of a field that a body does not have. names: of those that it has. Raises Refused, unless it can be
-    ignored."""
+    """Take note of a field that a body does not have. names: names of the fields that it has. Raises Refused, unless it
+    can be ignored."""
     if field in refused:
         nothing, remedy = refused[field]
         if value is not None and value != nothing:

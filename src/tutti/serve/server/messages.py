@@ -16,7 +16,7 @@ def shaped(messages: JsonValue, name: str = "messages") -> list[Json]:
     """Messages as templates read them: contents are texts, or lists of parts where there are images; arguments of calls
     are objects; nulls are left out.
 
-    Raises Refused with the place of what is malformed. name: of the field.
+    Raises Refused with the place of what is malformed. name: name of the field.
     """
     if not isinstance(messages, list) or not messages:
         raise Refused(400, f"{name} is {'empty' if messages == [] else 'not a list'}; give at least one message", name)

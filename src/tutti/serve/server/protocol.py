@@ -168,8 +168,8 @@ class Common(Whole):
 
     def sampling(self, max_tokens: int | None, logprobs: int | None, schema: JsonValue = None,
                  bad: list[list[int]] | None = None, names: Mapping[str, str] = FIELDS) -> Sampling:  # fmt: skip
-        """How tokens are chosen. schema: of a forced call. bad: the tokens of `bad_words`. names: of the fields that
-        options of `Sampling` come from, where they differ. Raises Refused for impossible values."""
+        """How tokens are chosen. schema: schema of a forced call. bad: tokens of `bad_words`. names: fields that
+        options of `Sampling` come from, where their names differ. Raises Refused for impossible values."""
         self._check(logprobs)
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         constraint = self._constraint(schema)

@@ -47,8 +47,8 @@ class ResponseAnswer:
         return self._shown(_status(output), output)
 
     async def events(self, first: Output, changes: AsyncIterator[dict[int, Output]]) -> AsyncIterator[str]:
-        """The events of a stream: of the response, its message, the part of the message, and what is new in its text;
-        then their ends, inside out. first: the first output. changes: those that follow."""
+        """Yield the events of a stream: the beginnings of the response, its message and the part of the message, what
+        is new in its text, and then their ends, inside out. first: the first output. changes: those that follow."""
         numbers = count()
 
         def sent(kind: str, **fields: Any) -> str:

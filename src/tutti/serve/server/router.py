@@ -386,5 +386,5 @@ def end_with_the_router() -> None:
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """The command of a worker. arguments: of `tutti serve`, without those of the router."""
+    """The command of a worker. arguments: words after `tutti serve`, without those of the router."""
     return [sys.executable, "-m", "tutti.cli", "serve", *arguments, "--host", "127.0.0.1", "--port", "{port}"]

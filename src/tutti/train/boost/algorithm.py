@@ -50,7 +50,7 @@ class Algorithm:
         return {}
 
     def before(self, step: Step, number: int) -> None:
-        """Called before a `tutti.Step` is trained. number: of steps done so far."""
+        """Called before a `tutti.Step` is trained. number: number of steps done so far."""
 
     def after(self, step: Step, batch: Batch) -> None:
         """Called after a `tutti.Step` was trained on a batch, also if that raised an error."""

@@ -54,7 +54,7 @@ class DimReduce(Algorithm):
     components: dims k of the subspace.
     every: number of ordinary steps between copies of the weights. After (components + 1) of them training switches.
     reset: take no step in the subspace, and forget B, where the line search fails. False is the behavior of MindSpore.
-    rho, sigma: of the line search. gamma, alpha: decay and step size of the momentum outside of the subspace.
+    rho, sigma: constants of the line search. gamma, alpha: decay and step size of the momentum outside of the subspace.
 
     The copies take (components + 1) times the memory of the weights in the process, and P takes `components` times that
     of the weights, sharded as a plan says.
@@ -85,7 +85,7 @@ class DimReduce(Algorithm):
         return principal_components(torch.stack(list(copies)), self.components)
 
     def first_state(self, basis: Sequence[Tensor]) -> NamedValues:
-        """The state of the first step in the subspace. basis: of each parameter, shape (k, *shape)."""
+        """The state of the first step in the subspace. basis: P of each parameter, shape (k, *shape)."""
         k, like = self.components, basis[0]
         zeros = lambda *shape: like.new_zeros(shape)  # noqa: E731
         return {

@@ -39,9 +39,9 @@ class GradFreeze(Algorithm):
     """Train all parameters in a share of steps, and only the last groups in the others.
 
     groups: number of groups; less for a model with fewer units.
-    kind: 0 or 1, of the sequence.
+    kind: kind of the sequence, 0 or 1.
     full_share: share of steps that train everything, at least 0 and less than 1.
-    seed: of kind 1.
+    seed: random seed of a sequence of kind 1.
 
     Raises ValueError for values out of range.
     """

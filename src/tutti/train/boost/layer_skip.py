@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 class LayerSkip(Algorithm):
     """Train with some of the layers first, and with more of them stage by stage.
 
-    share: of all layers, how many are left out in the first stage; at least 0 and less than 1.
+    share: fraction of all layers that are left out in the first stage; at least 0 and less than 1.
     stages: number of stages with fewer layers each.
     until: share of the steps of the run after which all layers are used, more than 0 and at most 1.
     patterns: number of sets of layers in each stage. Each is captured and compiled once.
-    seed: of the orders and of the choice among them, a function of the step's number.
+    seed: random seed of the orders and of the choice among them, a function of the step's number.
     steps: number of steps of the run; None: what `prepare_model` is told.
 
     The layers are those of the longest `nn.ModuleList` whose modules map a tensor to one of the same shape. It is meant

@@ -1,4 +1,4 @@
-"""Scores of models: of classes, of text, of samples by the Frechet distance of features; and lm-eval's tasks."""
+"""Scores of models for classes, text and samples (the Frechet distance of features), and lm-eval's tasks."""
 
 from tutti.extras import extra
 

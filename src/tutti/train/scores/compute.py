@@ -24,7 +24,7 @@ def compute_metrics(
 
         Trainer(model, args, eval_dataset=rows, compute_metrics=compute_metrics(["accuracy", "f1_macro"]))
 
-    names: of `METRICS`.
+    names: names of `METRICS`.
     tokenizer: decodes predictions and labels for `bleu` and `rouge`. Predictions are then tokens, or logits.
     shift: how many positions before its label a prediction stands: 1 for causal models.
 

@@ -55,7 +55,7 @@ def passes(
     """Run code in a process of its own and call its function `name`. Returns "" if all tests pass, else what failed.
 
     tests: (arguments, result) each, of JSON's types. A result must have the wanted type, too.
-    seconds: of time, and of processor time rounded up. memory: address space in MiB.
+    seconds: limit of wall-clock time and, rounded up, of processor time. memory: address space in MiB.
 
     The process has no environment, no site packages, an empty working folder, and limits of time, memory, open
     files and file size (0: nothing can be written). Python's audit events for opening files, sockets, processes and

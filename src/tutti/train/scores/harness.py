@@ -208,7 +208,7 @@ def run_harness(folder: str | Path, tasks: Sequence[str], tasks_from: str | Path
 
     tasks_from: a folder of task files (YAML). Without it, lm-eval's own tasks, whose data it downloads.
     few_shot: examples in front of each question; None: as the task says. limit: questions of each task.
-    options: of `Scorer`.
+    options: options of `Scorer`.
     """
     model = harness_model(Scorer(folder, **options))
     manager = library("lm_eval.tasks").TaskManager(include_path=None if tasks_from is None else str(tasks_from),

@@ -48,7 +48,7 @@ def score_folder(
 
     folder: a model that was saved with its tokenizer or image processor; for causal models also a checkpoint of
         `tutti train`.
-    task: a name of `tutti.train.tasks.TASKS`. options: of the task, such as `length`.
+    task: a name of `tutti.train.tasks.TASKS`. options: options of the task, such as `length`.
     data: whatever `tutti.data.open_source` takes.
     metrics: names of `METRICS`, or of what the task's own `metrics` gives. None: all of the latter. For `bleu` and
         `rouge`, which need the task `seq2seq`, the model writes at most `new_tokens` tokens, one after another.

@@ -38,7 +38,8 @@ def perplexity(logits: ArrayLike, labels: ArrayLike, shift: int = 1) -> float:
 def bleu(predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]], **options: Any) -> float:
     """BLEU of a corpus in [0, 100] (Papineni et al. 2002), as sacrebleu computes it (Post 2018).
 
-    references: one text, or several, for each prediction. options: of `sacrebleu.corpus_bleu`, such as `tokenize="zh"`.
+    references: one text, or several, for each prediction. options: options of `sacrebleu.corpus_bleu`, such as
+    `tokenize="zh"`.
 
     Raises ValueError if there are not as many references as predictions, or none; ImportError without sacrebleu.
     """

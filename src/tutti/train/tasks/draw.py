@@ -13,7 +13,7 @@ from tutti.train.values import Row
 
 
 def generator(seed: int, feature: Row, content: ArrayLike) -> np.random.Generator:
-    """The generator of a sample: of its `sample_index` if it has one, of `content` otherwise."""
+    """Return the generator of a sample, seeded with its `sample_index` if it has one, otherwise with `content`."""
     index = feature.get(SAMPLE)
     if index is not None:
         return np.random.default_rng([seed, int(index)])

@@ -57,7 +57,7 @@ def _on_gpu(function: Callable[[*Ts], T], *args: *Ts) -> tuple[T, int]:
 
 
 def peak_bytes() -> int:
-    """Peak bytes of this process so far: of tensors on its GPU, or without a GPU of physical memory."""
+    """Return the peak bytes of this process so far: tensors on its GPU, or, without a GPU, its physical memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""The random numbers of data: of collators, samplers, and the seeds of their workers."""
+"""The random numbers of data: those of collators and samplers, and the seeds of their workers."""
 
 from __future__ import annotations
 

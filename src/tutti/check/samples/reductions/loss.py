@@ -70,7 +70,7 @@ def binary_cross_entropy_with_logits(d: Draw):
 
 
 def classified(d: Draw, more: tuple[int, ...] | None):
-    """Scores, classes, class weights: of positions of a batch, or (None) of one position."""
+    """Draw scores, classes and maybe class weights for positions of a batch, or for one position (`more` is None)."""
     classes = d.size((2, 3, 4, 6))
     batch = () if more is None else (d.size((1, 2, 4, 6)),)
     x = d.floats(*batch, classes, *(more or ()), dtype=F64)

@@ -35,7 +35,7 @@ class Source:
     domain: what reports and mixtures call it; "": the name of the file or folder.
     format: one of FORMATS or "code"; "": by the ends of names.
     text, id, url: names of the fields of records.
-    encoding: of text files.
+    encoding: encoding of text files.
     """
 
     path: str

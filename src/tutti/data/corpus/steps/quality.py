@@ -70,7 +70,7 @@ def load(folder: str) -> Classifier:
 
 
 def hashed(documents: pa.StringArray, buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """Buckets of words and pairs of words: of document i at [begins[i], begins[i + 1])."""
+    """Return `begins` and the buckets of words and pairs of words: document i has [begins[i], begins[i + 1])."""
     n, offsets, data = native.text_arguments(documents)
     begins, out = np.zeros(n + 1, np.int64), np.empty(2 * WORDS * n, np.int64)
     native.call("hashed_words", n, offsets, data, buckets, WORDS, begins, out)

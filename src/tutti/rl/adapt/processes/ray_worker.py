@@ -31,7 +31,7 @@ class EnvActor:
         return self._tried(lambda: self._make_env(factory))
 
     def attach(self, shapes: Shapes) -> None:
-        """Make the arrays. shapes: of the parent's, which has more instances."""
+        """Make the arrays. shapes: shapes and dtypes of the parent's arrays, which are of more instances."""
         self.mine: Arrays = {path: np.zeros((self.n, *shape[1:]), dtype) for path, (shape, dtype) in shapes.items()}
 
     def call(self, command: str, argument: Any, actions: Arrays) -> tuple[tuple[Any, ...], Arrays]:

@@ -15,7 +15,8 @@ ALIGNED = 64  # bytes, a line of the cache
 class Shared:
     """Arrays by name in one block of shared memory.
 
-    shapes: of each array. name: of a block that another process made, or None to make one, of zeros.
+    shapes: shape and dtype of each array. name: name of a block that another process made, or None to make one, of
+    zeros.
     """
 
     def __init__(self, shapes: Shapes, name: str | None = None):

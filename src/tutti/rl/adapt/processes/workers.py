@@ -235,7 +235,7 @@ class Workers(VectorEnv):
             raise
 
     def _restart(self, failed: _Failed, seed: int | None) -> None:
-        """Start a failed worker again, with new episodes. seed: of its first instance."""
+        """Start a failed worker again, with new episodes. seed: seed of its first instance."""
         worker = failed.worker
         while True:
             worker.failures += 1
@@ -274,7 +274,7 @@ class _Worker:
         return f"worker {self.k} ({of})"
 
     def start(self, context: Any, factory: bytes) -> None:
-        """Start it. context: of multiprocessing, or None for an actor of Ray."""
+        """Start the worker. context: context of multiprocessing, or None for an actor of Ray."""
         if context is None:
             from tutti.rl.adapt.processes.ray_worker import RayConnection
 

@@ -24,7 +24,7 @@ class ActorCritic(OnPolicy):
 
     @dataclass(frozen=True)
     class Config(OnPolicy.Config):
-        """vf_coef, ent_coef: weights of the value loss and of the entropy. max_grad_norm: of a gradient.
+        """vf_coef, ent_coef: weights of the value loss and of the entropy. max_grad_norm: largest norm of a gradient.
         log_std: first log standard deviation of continuous actions."""
 
         vf_coef: Number = 0.5

@@ -27,8 +27,8 @@ class OffPolicy(agent.Agent):
     class Config(agent.Config):
         """buffer_size: transitions in the replay. learning_starts: steps with random actions before the first update.
         n_step: steps of n-step returns. gradient_steps: updates of an iteration; -1 is one for each step.
-        tau: of the targets' slow average; 1 copies. hindsight: in environments with goals, how many goals that were
-        reached later are learned from for each true one; 4 is usual (`tutti.rl.replay.hindsight`)."""
+        tau: rate of the targets' slow average; 1 copies. hindsight: in environments with goals, number of goals that
+        were reached later and are learned from for each true one; 4 is usual (`tutti.rl.replay.hindsight`)."""
 
         learning_rate: agent.Rate = 3e-4
         buffer_size: int = 100_000

@@ -35,8 +35,8 @@ class Offline(agent.Agent):
 
     @dataclass(frozen=True)
     class Config(agent.Config):
-        """gradient_steps: updates of an iteration. tau: of the targets' slow average. normalize_obs: by the mean and
-        the standard deviation of the data."""
+        """gradient_steps: updates of an iteration. tau: rate of the targets' slow average. normalize_obs: whether
+        observations are normalized by the mean and the standard deviation of the data."""
 
         learning_rate: agent.Rate = 3e-4
         batch_size: int = 256

@@ -68,7 +68,7 @@ class BC(Cloning, Offline):
 
     @dataclass(frozen=True)
     class Config(Offline.Config):
-        """decay: of weights."""
+        """decay: weight decay."""
 
         learning_rate: Rate = 1e-3
         activation: str = "relu"

@@ -31,7 +31,7 @@ class DAgger(Cloning, OffPolicy):
     @dataclass(frozen=True)
     class Config(OffPolicy.Config):
         """expert_share: the probability with which the expert acts first, which falls to 0 in `expert_fraction` of
-        learning. learning_starts: steps in which only the expert acts. decay: of weights."""
+        learning. learning_starts: steps in which only the expert acts. decay: weight decay."""
 
         n_steps: int = 32
         n_envs: int = 4

@@ -40,8 +40,9 @@ class GAIL(PPO):
 
     @dataclass(frozen=True)
     class Config(PPO.Config):
-        """disc_hidden, disc_lr, disc_batch_size, disc_steps: of the discriminator, and of its updates in each
-        iteration. penalty: of gradients. reward: one of `REWARDS`."""
+        """disc_hidden, disc_lr, disc_batch_size: widths of the discriminator's hidden layers, its learning rate and
+        batch size. disc_steps: its updates in each iteration. penalty: weight of the penalty of its gradients.
+        reward: one of `REWARDS`."""
 
         disc_hidden: tuple[int, ...] = (64, 64)
         disc_lr: float = 3e-4

@@ -41,11 +41,11 @@ class AlphaZero(agent.Agent):
 
     @dataclass(frozen=True)
     class Config(agent.Config):
-        """simulations: of each search in self-play. play_simulations: of those of `predict` and `evaluate`, by default
-        as many. depth: the most moves that one descends. c_puct: weight of the priors. channels: of 3 x 3 convolutions
-        before the hidden layers. noise_alpha, noise_share: Dirichlet noise at the root, in self-play. random_moves: how
-        many at the beginning of a game are drawn from the visits; later ones are those of most visits. buffer_size,
-        batch_size, gradient_steps: of each iteration. decay: of weights."""
+        """simulations: simulations of a search in self-play. play_simulations: those in `predict` and `evaluate`, by
+        default as many. depth: most moves that one descends. c_puct: weight of the priors. channels: sizes of 3 x 3
+        convolutions before the hidden layers. noise_alpha, noise_share: Dirichlet noise at the root, in self-play.
+        random_moves: first moves of a game, drawn from the visits; later ones have the most visits. buffer_size: steps
+        of the replay. batch_size: steps of an update. gradient_steps: updates of an iteration. decay: weight decay."""
 
         n_envs: int = 64
         n_steps: int = 8

@@ -40,9 +40,10 @@ class Dreamer(OffPolicy):
 
     @dataclass(frozen=True)
     class Config(OffPolicy.Config):
-        """length: of sequences, of which a batch has batch_size. deter, groups, classes, width: of the world model.
-        model_lr: its learning rate; learning_rate: that of actor and critic. horizon: of imagination. tau: of the slow
-        critic. max_grad_norm: of a gradient. obs_coef: weight of errors of observations."""
+        """length: steps of a sequence, of which a batch has batch_size. deter, groups, classes, width: sizes of the
+        world model (`WorldModel`, whose `hidden` is width). model_lr: learning rate of the world model;
+        learning_rate: that of actor and critic. horizon: steps of imagination. tau: rate of the critic's slow average.
+        max_grad_norm: largest norm of a gradient. obs_coef: weight of errors of observations."""
 
         n_envs: int = 8
         n_steps: int = 4

@@ -27,9 +27,10 @@ class MBPO(SAC):
 
     @dataclass(frozen=True)
     class Config(SAC.Config):
-        """members, model_hidden, model_lr, model_steps, model_batch_size: of the ensemble and of fitting it, in each
-        iteration. horizon: of imagined rollouts. rollouts: of them in an iteration. retained: iterations whose rollouts
-        are remembered. real_ratio: of a batch that is real."""
+        """members: number of networks of the ensemble. model_hidden: widths of their hidden layers. model_lr,
+        model_batch_size: their learning rate and batch size. model_steps: their updates in each iteration. horizon:
+        steps of an imagined rollout. rollouts: imagined rollouts of an iteration. retained: iterations whose rollouts
+        are remembered. real_ratio: share of a batch that is real."""
 
         n_steps: int = 50
         gradient_steps: int = 500

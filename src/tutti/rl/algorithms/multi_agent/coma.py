@@ -38,9 +38,10 @@ class COMA(OnPolicy):
 
     @dataclass(frozen=True)
     class Config(OnPolicy.Config):
-        """critic_learning_rate: of the critic, learning_rate of the policy. td_lambda: of the critic's targets. tau: of
-        the slow copy, in each step of the critic. critic_epochs: passes of the critic over a rollout, in batches of
-        batch_size steps of the team. normalize_advantage: to a variance of 1 over a rollout."""
+        """critic_learning_rate: learning rate of the critic; learning_rate: that of the policy. td_lambda: lambda of
+        the critic's targets. tau: rate of the slow copy, in each step of the critic. critic_epochs: passes of the
+        critic over a rollout, in batches of batch_size steps of the team. normalize_advantage: whether advantages are
+        scaled to a variance of 1 over a rollout."""
 
         n_envs: int = 32
         n_steps: int = 16

@@ -34,9 +34,9 @@ class MADDPG(OffPolicy):
 
     @dataclass(frozen=True)
     class Config(OffPolicy.Config):
-        """noise: standard deviation of exploration of continuous actions, which are in [-1, 1]. temperature: of the
-        Gumbel-softmax of discrete ones. logit_penalty: weight of the mean squared output of actors, which keeps
-        actions from saturating."""
+        """noise: standard deviation of exploration of continuous actions, which are in [-1, 1]. temperature:
+        temperature of the Gumbel-softmax of discrete ones. logit_penalty: weight of the mean squared output of actors,
+        which keeps actions from saturating."""
 
         n_envs: int = 16
         n_steps: int = 4

@@ -27,7 +27,7 @@ class QMIX(VDN):
 
     @dataclass(frozen=True)
     class Config(VDN.Config):
-        """mixing_size: hidden units of the mixing network. hyper_size: of the hypernetworks."""
+        """mixing_size: hidden units of the mixing network. hyper_size: hidden units of the hypernetworks."""
 
         mixing_size: int = 32
         hyper_size: int = 64

@@ -32,7 +32,7 @@ class AWAC(Offline):
 
     @dataclass(frozen=True)
     class Config(Offline.Config):
-        """temperature: in units of returns. max_weight: of a step."""
+        """temperature: what advantages are divided by, in units of returns. max_weight: largest weight of a step."""
 
         hidden: tuple[int, ...] = (256, 256)
         activation: str = "relu"

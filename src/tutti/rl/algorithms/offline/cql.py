@@ -30,8 +30,8 @@ class CQL(Offline, SAC):
 
     @dataclass(frozen=True)
     class Config(Offline.Config):
-        """cql_alpha: weight of the conservative term. n_actions: of each kind, to estimate the integral. Others: those
-        of SAC."""
+        """cql_alpha: weight of the conservative term. n_actions: number of actions of each kind, to estimate the
+        integral. Others: those of SAC."""
 
         hidden: tuple[int, ...] = (256, 256)
         activation: str = "relu"

@@ -4,7 +4,7 @@ A causal transformer reads (return to go, observation, action) of the last `cont
 from all that precedes it. Learning is supervised, as in `BC`; acting asks for `target_return`, and subtracts the
 rewards that come: those that `collect` writes to the carry.
 
-Tokens are linear embeddings, plus one of the step's place in the context (the paper's: of its place in the episode).
+Tokens are linear embeddings, plus one of the step's place in the context (in the paper, of its place in the episode).
 Returns to go are divided by `scale`.
 """
 
@@ -33,8 +33,9 @@ class DT(Offline):
 
     @dataclass(frozen=True)
     class Config(Offline.Config):
-        """context: steps that the model sees. width, layers, heads: of the transformer. target_return: what is asked
-        for; by default the largest return in the data. scale: of returns; by default the largest size of one."""
+        """context: steps that the model sees. width, layers, heads: sizes of the transformer. target_return: return
+        that is asked for; by default the largest in the data. scale: what returns to go are divided by; by default the
+        largest absolute value of one."""
 
         learning_rate: Rate = 1e-3
         batch_size: int = 64
@@ -112,7 +113,7 @@ class DT(Offline):
     # -- acting ---------------------------------------------------------------------------------------------------
 
     def carry(self, n: int) -> Tree:
-        """The last steps: what they saw, did, and had got before; "reward": of the last one."""
+        """The last steps: what they saw, did, and had got before; "reward": reward of the last one."""
         length = self.config.context
         return {"obs": torch.zeros(n, length, self.features.size), "action": torch.zeros(n, length, self.numbers),
                 "spent": torch.zeros(n, length), "valid": torch.zeros(n, length), "reward": torch.zeros(n)}  # fmt: skip

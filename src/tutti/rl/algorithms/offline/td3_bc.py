@@ -23,7 +23,7 @@ class TD3BC(Offline, TD3):
 
     @dataclass(frozen=True)
     class Config(Offline.Config):
-        """alpha: of the value against cloning. Others: those of TD3."""
+        """alpha: weight of the value against cloning. Others: those of TD3."""
 
         learning_rate: Rate = 3e-4
         hidden: tuple[int, ...] = (256, 256)

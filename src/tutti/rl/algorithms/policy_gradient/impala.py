@@ -24,7 +24,7 @@ class IMPALA(A2C):
 
     @dataclass(frozen=True)
     class Config(A2C.Config):
-        """rho, c: upper bounds of the ratios in V-trace. lam: of its traces."""
+        """rho, c: upper bounds of the ratios in V-trace. lam: lambda of its traces."""
 
         n_steps: int = 20
         learning_rate: Rate = 6e-4

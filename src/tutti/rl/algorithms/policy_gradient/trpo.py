@@ -29,8 +29,9 @@ class TRPO(ActorCritic):
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):
-        """damping: added to the Fisher matrix. cg_steps: of conjugate gradients. line_steps: of the line search, each
-        with 0.8 of the step before. value_epochs: of the value function, in batches of batch_size."""
+        """damping: multiple of the identity that is added to the Fisher matrix. cg_steps: steps of conjugate gradients.
+        line_steps: most steps of the line search, each with 0.8 of the step before. value_epochs: passes of the value
+        function over a rollout, in batches of batch_size."""
 
         learning_rate: Rate = 1e-3
         gae_lambda: Number = 0.95

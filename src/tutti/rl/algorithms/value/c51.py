@@ -43,7 +43,7 @@ class C51(DQN):
         return torch.linspace(c.v_min, c.v_max, c.atoms)
 
     def logits(self, weights: Tensor, obs: Tensor, key: Tensor | None) -> Tensor:
-        """Unnormalized log-probabilities (..., actions, atoms). key: of the noise of networks that have some."""
+        """Unnormalized log-probabilities (..., actions, atoms). key: key of the noise, for networks that have some."""
         return self.q(weights, obs)
 
     def values(self, weights: Tensor, obs: Tensor, key: Tensor | None = None) -> Tensor:

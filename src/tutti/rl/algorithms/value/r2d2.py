@@ -107,7 +107,8 @@ class R2D2(DQN):
     def targets(
         self, weights: Tensor, learner: Tree, rows: Tree, states: Tensor, start: Tensor, first: Tensor
     ) -> Tensor:
-        """y above, (sequence, count). states: of the memory after each step. start: of the target's, before them."""
+        """y above, (sequence, count). states: states of the memory after each step. start: state of the target's memory
+        before them."""
         c, target = self.config, learner["target"]
         of_target = self.q(target, rows["obs"], start, first)[1]
         best = masked(self.q(weights, rows["last"], states)[0]["q"], rows.get("last_mask")).argmax(-1, keepdim=True)

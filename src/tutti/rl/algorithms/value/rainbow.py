@@ -30,7 +30,7 @@ class Rainbow(C51):
 
     @dataclass(frozen=True)
     class Config(C51.Config):
-        """sigma: first size of the noise. alpha, beta: of the prioritized replay."""
+        """sigma: first size of the noise. alpha, beta: exponents of priorities and of weights in the replay."""
 
         n_step: int = 3
         sigma: float = 0.5

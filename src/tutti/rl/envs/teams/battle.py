@@ -52,9 +52,9 @@ class Battle(Env):
     Reward, the same for all agents: damage, 10 for each kill and 200 for the victory, scaled so that their sum is at
     most 20 (where enemies have no shields that regenerate). Terminates when one side is dead.
 
-    state["position"]: of allies, then of enemies, (n, units, 2). state["health"], state["shield"], state["cooldown"]
-    (game steps): (n, units). state["calm"]: steps since the last damage, int64 (n, units). state["last"]: actions,
-    int64 (n, agents).
+    state["position"]: positions of allies, then of enemies, (n, units, 2). state["health"], state["shield"],
+    state["cooldown"] (game steps): (n, units). state["calm"]: steps since the last damage, int64 (n, units).
+    state["last"]: actions, int64 (n, agents).
     """
 
     def __init__(self, plan: str | Map = "3m", jitter: float = 0.5, delay: tuple[float, float] = (-1.0, 2.0)):

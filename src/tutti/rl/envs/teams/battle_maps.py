@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Unit:
     """health, shield, armor, damage: points. bonus: more damage to armored units. strikes: hits of one attack.
 
-    period: seconds between attacks. reach: range of the weapon, between the borders of units. speed: per second.
-    radius: of the unit. most_cooldown: what SMAC divides cooldowns by, in game steps of 1 / 22.4 s.
+    period: seconds between attacks. reach: range of the weapon, between the borders of units. speed: distance per
+    second. radius: radius of the unit. most_cooldown: what SMAC divides cooldowns by, in game steps of 1 / 22.4 s.
     """
 
     health: float

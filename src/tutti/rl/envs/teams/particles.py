@@ -71,7 +71,8 @@ class Particles(Env):
     left, up - down) are the force. Episodes are truncated after 25 steps.
 
     widths: sizes of the agents' observations; where they differ, those that are shorter end in zeros.
-    state["position"], state["velocity"]: of agents, (n, agents, 2). state["landmarks"]: positions, (n, landmarks, 2).
+    state["position"], state["velocity"]: positions and velocities of agents, (n, agents, 2). state["landmarks"]:
+    positions, (n, landmarks, 2).
     """
 
     limit = 25

@@ -99,7 +99,8 @@ def fill(solid: Solid, x: Edges, y: Edges, z: Edges, *, samples: int = 2) -> Ten
 
 @dataclass(frozen=True, repr=False)
 class Voxels:
-    """Cells with materials. fractions: of each solid, float32 (nx, ny, nz). materials: by the same names.
+    """Cells with materials. fractions: share of each cell that a solid fills, float32 (nx, ny, nz), by the name of the
+    solid. materials: material of each solid, by the same names.
 
     x, y, z: edges of cells, metres.
     """

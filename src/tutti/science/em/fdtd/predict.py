@@ -30,10 +30,12 @@ HALOS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Prediction:
-    """`seconds`: of all steps; alone: on one device. slabs: planes of each device; halo: planes of a halo.
+    """`seconds`: time of all steps; alone: their time on one device, in seconds. slabs: planes of each device; halo:
+    planes of a halo.
 
-    sent: bytes per step by device, on average. messages: per step, of the device that sends most. memory: bytes of a
-    device: fields of the largest slab with its halos, and permittivities of the whole grid, which all processes hold.
+    sent: bytes per step by device, on average. messages: messages per step of the device that sends most. memory: bytes
+    of a device: fields of the largest slab with its halos, and permittivities of the whole grid, which all processes
+    hold.
     """
 
     seconds: float
@@ -55,8 +57,8 @@ class Prediction:
 
 
 def plane_bytes(grid: Grid, lines: Sequence[Sequence[Lines]], low: int, high: int, size: int, poles: int = 0) -> int:
-    """The bytes of the state in planes [low, high): fields, psi, J and P. size: bytes of a number; poles: that fill the
-    grid."""
+    """The bytes of the state in planes [low, high): fields, psi, J and P. size: bytes of a number; poles: number of
+    poles that fill the grid."""
     present = [i in {grid.component(name) for name in grid.components} for i in range(6)]
     of_poles = 2 * poles * sum(present[:3]) * (high - low) * grid.array[1] * grid.array[2]
     return (state_numbers(grid.array, present, lines, low, high) + of_poles) * size

@@ -55,7 +55,8 @@ class Setting:
 
 @dataclass
 class PoleArrays:
-    """box: (from, to) by axis of the kernels. gain: of E0, E1, E2, empty where the grid lacks it."""
+    """A pole in its box. start, stop: first node of the box and the one after its last, by axis of the kernels. gain:
+    arrays of E0, E1, E2, empty where the grid lacks the component."""
 
     start: tuple[int, int, int]
     stop: tuple[int, int, int]

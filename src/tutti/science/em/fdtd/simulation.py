@@ -39,10 +39,10 @@ from tutti.science.em.shown import Brief, brief
 
 @dataclass(frozen=True, repr=False)
 class Result(Brief):
-    """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on.
+    """`result[name]`: what a monitor saw. `state`: state of the fields at the end, from which another run can go on.
 
-    Of several processes that share a simulation, each has the `state` of its planes. steps: since rest, of `dt` seconds
-    each. sent: messages to the neighbours, and their bytes.
+    Of several processes that share a simulation, each has the `state` of its planes. steps: number of steps since rest,
+    of `dt` seconds each. sent: numbers of messages to the neighbours and of their bytes.
     """
 
     values: Mapping[str, Tensor]
@@ -61,7 +61,7 @@ class Result(Brief):
 
 @dataclass(frozen=True)
 class Simulation:
-    """monitors: of different names; a `LinePlane` stands for its parts.
+    """monitors: monitors with different names; a `LinePlane` stands for its parts.
 
     dt: time step in seconds; by default `courant` of the limit in vacuum.
 
@@ -117,7 +117,8 @@ class Simulation:
             raise ValueError(f"dt: a positive number of seconds, not {self.dt}; courant is {self.courant}")
 
     def warn(self, *warnings: str, level: int = 5) -> None:
-        """Warn of what is found in a run from rest: once, and on the first process of a group. level: of the caller."""
+        """Warn of what is found in a run from rest: once, and on the first process of a group. level: stack level of
+        the caller, as `warnings.warn` counts it."""
         object.__setattr__(self, "warned", bool(warnings))
         for text in warnings:
             warn(text, stacklevel=level)
@@ -141,7 +142,7 @@ class Simulation:
         """Run `steps` steps from rest, or from the end of the run `after`.
 
         eps_r, mu_r, sigma (S/m): a number, a tensor over cells, or tensors over nodes by component. pec: cells, or
-        nodes by component, that conduct perfectly. poles: of dispersive media. Gradients reach eps_r, sigma, the
+        nodes by component, that conduct perfectly. poles: poles of dispersive media. Gradients reach eps_r, sigma, the
         strengths of poles and the waveforms of these steps, and not through the state of the run `after`.
         checkpoints, memory: how gradients are taken; see `march.schedule`.
         Raises ValueError for a time step that is not stable, for materials that are not numbers, for a mu_r that

@@ -38,7 +38,7 @@ def section(axes: Axes, mesh: Mesh2D, model: Tensor, *, title: str = "", sites: 
 
 
 def sections(path: str | Path, mesh: Mesh2D, models: Mapping[str, Tensor], **options) -> None:
-    """Models below each other, with one scale. options: of `section`."""
+    """Save a figure of models below each other, with one scale. options: options of `section`."""
     figure = Figure((9, 2.8 * len(models)), layout="constrained")
     ranges = [_limits(model, 0.2) for model in models.values()]
     limits = min(low for low, _ in ranges), max(high for _, high in ranges)

@@ -73,7 +73,7 @@ class Mesh2D(Brief):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(nz, nx): of arrays of cells."""
+        """The shape (nz, nx) of arrays of cells."""
         return self.nz, self.nx
 
     @property

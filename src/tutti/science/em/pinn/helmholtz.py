@@ -17,7 +17,7 @@ from tutti.science.em.pinn.network import MultiScale, second
 
 @dataclass(frozen=True)
 class Helmholtz:
-    """k: wave number, positive, per width of the square. weight: of the boundary in the loss."""
+    """k: wave number, positive, per width of the square. weight: weight of the boundary in the loss."""
 
     k: float = 2.0
     weight: float = 100.0

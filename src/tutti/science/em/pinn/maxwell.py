@@ -35,7 +35,8 @@ AMPLITUDE = 30.0  # of M: fields are then about 1
 
 
 class Fields(nn.Module):
-    """(n, 3) of x, y, t -> (n, 3) of Ex, Ey, Hz, which are 0 at t = 0. weights: of three losses, see `total`."""
+    """(n, 3) of x, y, t -> (n, 3) of Ex, Ey, Hz, which are 0 at t = 0. logs: numbers w_i that weight the three losses,
+    see `total`."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -54,7 +55,8 @@ class Fields(nn.Module):
 
 @dataclass(frozen=True)
 class PointSource:
-    """The problem of this module. radius: of the source, in edges. width, delay, duration: in edge / c0."""
+    """The problem of this module. radius: radius of the source in edges. width, delay: width and delay of its pulse in
+    edge / c0. duration: time from rest in which the equations are solved, in edge / c0."""
 
     radius: float = 0.06
     width: float = 0.12

@@ -3,8 +3,8 @@
 Representations, `Geometry.representation`:
 
 - "complex": real and imaginary parts.
-- "phases": of S11 + S21 and S11 - S21, unwrapped along frequency. These are the reflections of the two symmetric
-  excitations of a lossless reciprocal symmetric two-port, and lie on the unit circle (D. M. Pozar, Microwave
+- "phases": phases of S11 + S21 and S11 - S21, unwrapped along frequency. These sums are the reflections of the two
+  symmetric excitations of a lossless reciprocal symmetric two-port, and lie on the unit circle (D. M. Pozar, Microwave
   Engineering, 4.3). Where resonances move, phases need far fewer vectors than complex curves, and every prediction is
   lossless.
 
@@ -46,7 +46,7 @@ class Complex:
 
 @dataclass(frozen=True)
 class Phases:
-    """anchor: the frequency from which phases are unwrapped. middle: of the phases there, of both excitations."""
+    """anchor: index of the frequency from which phases are unwrapped. middle: mean phases there of both excitations."""
 
     anchor: int
     middle: tuple[float, float]

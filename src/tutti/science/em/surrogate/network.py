@@ -23,7 +23,7 @@ class Linear(nn.Module):
 class Ensemble(nn.Module):
     """`members` networks from unit parameters to coefficients of curves.
 
-    weight: of coefficients in the loss (outputs,), whose sum is 1.
+    weight: weights of coefficients in the loss (outputs,), whose sum is 1.
     """
 
     weight: Tensor

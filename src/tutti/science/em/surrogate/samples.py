@@ -29,7 +29,8 @@ GUARD = (
 
 @dataclass(frozen=True, repr=False)
 class Samples(Brief):
-    """points: float64 (n, parameters). s: complex128 (n, traces, frequencies). seconds: of each solver run (n,)."""
+    """points: float64 (n, parameters). s: complex128 (n, traces, frequencies). seconds: time of each solver run
+    (n,)."""
 
     points: Tensor
     s: Tensor

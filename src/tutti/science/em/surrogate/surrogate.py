@@ -39,7 +39,7 @@ LEAST = 10  # samples
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Brief):
-    """s: complex128 (n, traces, frequencies). bound: of the relative L2 error of each curve (n,).
+    """s: complex128 (n, traces, frequencies). bound: upper bound of the relative L2 error of each curve (n,).
 
     trusted: whether a point lies in the ranges and its bound below the tolerance (n,). solved: whether `s` is the
     solver's (n,); its bound is then 0.
@@ -53,7 +53,7 @@ class Prediction(Brief):
 
 @dataclass(frozen=True)
 class Training:
-    """How networks are trained. calibration_fraction: of the samples, that calibrate the bound.
+    """How networks are trained. calibration_fraction: fraction of the samples that calibrate the bound.
 
     members: networks, at least two; the bound is their spread. modes: singular vectors of curves, at most. bagged: each
     member learns a bootstrap sample of its own.
@@ -82,8 +82,8 @@ class Training:
 
 
 class Surrogate:
-    """A fast model of a geometry, fitted to samples. tolerance: the largest bound that is trusted. coverage: of the
-    bound."""
+    """A fast model of a geometry, fitted to samples. tolerance: the largest bound that is trusted. coverage:
+    probability with which the bound holds."""
 
     def __init__(self, geometry: Geometry, basis: Basis, network: Ensemble, scale: float, floor: float,
                  tolerance: float = 0.05, coverage: float = 0.9) -> None:  # fmt: skip
@@ -104,9 +104,9 @@ class Surrogate:
             **options: Any) -> Surrogate:  # fmt: skip
         """Train the ensemble with `tutti.Trainer` and calibrate its bound. Shows progress on a terminal.
 
-        calibration: samples for the bound; by default a fraction of `samples` is held out. folder: of the Trainer's
-        files; by default they are temporary. after: called with steps and their mean loss about twenty times.
-        options: more of `tutti.TrainingArguments`.
+        calibration: samples for the bound; by default a fraction of `samples` is held out. folder: folder of the
+        Trainer's files; by default they are temporary. after: called with steps and their mean loss about twenty times.
+        options: further fields of `tutti.TrainingArguments`.
         Raises ValueError for samples that do not fit the geometry, too few to calibrate, and points of both kinds.
         """
         how = training or Training()

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class Metadynamics(Potential):
     """A bias of one or two variables, and the callback that adds its hills. All replicas walk on one bias.
 
-    widths: of hills, in units of the variables. height: of the first ones, energy. every: steps between hills.
-    temperature: of the run, in kelvin. factor: the bias factor, above 1; infinity adds hills of one height. ranges: of
-    each variable, (low, high); a variable outside feels no bias. Periodic variables have their period from -period / 2.
-    bins: of the grid, on which the bias and its gradient lie as cubic Hermite splines.
+    widths: widths of hills, in units of the variables. height: height of the first hills, an energy. every: steps
+    between hills. temperature: temperature of the run in kelvin. factor: the bias factor, above 1; infinity adds hills
+    of one height. ranges: range (low, high) of each variable; a variable outside feels no bias. The range of a periodic
+    variable is its period, from -period / 2. bins: number of intervals of the grid along each variable; on the grid the
+    bias and its gradient lie as cubic Hermite splines.
 
         bias = Metadynamics([Torsion(4, 6, 8, 14)], [0.35], height=1.0, every=500, temperature=300.0)
         Simulation(system, Sum([field, bias]), Langevin(...)).run(1_000_000, [bias])

@@ -23,9 +23,9 @@ WINDOW, MOST = 20, 2.0  # calls between changes of the weights; the largest chan
 class IntegratedTempering(Potential):
     """U' = -1/beta ln sum_k n_k exp(-beta_k U) in place of a potential's U, and the callback that adapts the n_k.
 
-    temperature: of the run. temperatures: those to sample, which enclose it. boltzmann: the constant of the system's
-    units. every: steps between two adaptations, for as long as the object is among the callbacks; the weights make all
-    temperatures equally likely. `weights(energies, temperature)` reweights samples.
+    temperature: temperature of the run. temperatures: those to sample, which enclose it. boltzmann: Boltzmann's
+    constant in the system's units. every: steps between two adaptations, for as long as the object is among the
+    callbacks; the weights make all temperatures equally likely. `weights(energies, temperature)` reweights samples.
     """
 
     name = "integrated_tempering"

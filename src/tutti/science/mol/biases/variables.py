@@ -19,7 +19,7 @@ ALL = (True, True, True)
 
 
 class Variable:
-    """period: of values that repeat, None for others."""
+    """A collective variable. period: period of values that repeat, None for others."""
 
     period: float | None = None
 
@@ -33,7 +33,8 @@ class Variable:
 
 
 class Distance(Variable):
-    """Between two atoms, or the centres of two groups. nearest: of images, for atoms of different molecules."""
+    """The distance between two atoms, or the centres of two groups. nearest: whether it is that of nearest images, for
+    atoms of different molecules."""
 
     def __init__(self, first: int | Sequence[int], second: int | Sequence[int], nearest: bool = False) -> None:
         self.first, self.second, self.nearest = _group(first), _group(second), nearest

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class CellRescaling:
     """Another integrator at constant pressure: every `every` steps the cell, all positions and momenta are scaled.
 
-    integrator: keeps the temperature. pressure: energy per volume (1 bar is `units.BAR` kJ/mol/nm^3). period: of
-    relaxation, in units of time. compressibility: volume per energy, of which only the pace depends; that of water is
+    integrator: integrator that keeps the temperature. pressure: energy per volume (1 bar is `units.BAR` kJ/mol/nm^3).
+    period: relaxation time. compressibility: volume per energy, on which only the pace depends; that of water is
     4.5e-5 / bar. What constraints hold together moves with its centre. Systems with atoms without mass are refused with
     a ValueError: such atoms stay where they are, and a cell that changes moves all atoms.
 

@@ -43,7 +43,7 @@ MOVED = 4  # numbers sent with positions: failed; the two longest ways, and what
 class DecomposedSimulation(Simulation):
     """A `Simulation` that the processes of a `torch.distributed` group share. All give the same arguments.
 
-    grid: of processes along the three lattice vectors, by default the one that needs the fewest copies of atoms.
+    grid: numbers of processes along the three lattice vectors, by default those that need the fewest copies of atoms.
     group: a Gloo group, by default that of all processes.
 
     Raises ValueError for potentials that cannot be divided, for replicas, and for minimisers.
@@ -232,7 +232,8 @@ class DecomposedSimulation(Simulation):
         self.failure = self.failure or message
 
     def _stop_if_failed(self, failed: Tensor | None = None) -> None:
-        """Raise ValueError in all processes if one has failed. failed: of each, where all know it already."""
+        """Raise ValueError in all processes if one has failed. failed: whether each has failed, where all know it
+        already."""
         if failed is None:
             failed = self.exchange.gather(torch.tensor([bool(self.failure)], dtype=torch.float64))
         if bool(failed.any()):

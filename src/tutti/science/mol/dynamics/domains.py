@@ -34,15 +34,16 @@ class Frame:
         return cls(torch.linalg.inv(full), cells.widths(full), torch.tensor(pbc))
 
     def coordinates(self, positions: Tensor, leader: Tensor) -> Tensor:
-        """(n, 3) of positions (n, 3). leader (n): of each atom, the one whose image in the cell is taken: atoms that
-        belong together stay together."""
+        """Fractional coordinates (n, 3) of positions (n, 3). leader (n): for each atom, the one whose image in the cell
+        is taken: atoms that belong together stay together."""
         s = positions @ self.inverse
         return s - torch.where(self.repeats, s[leader].floor(), 0.0)
 
 
 @dataclass(frozen=True)
 class Domains:
-    """cuts: of axis 0 (a - 1), of axis 1 (a, b - 1), of axis 2 (a, b, c - 1), for a grid (a, b, c) of processes."""
+    """The boxes of a grid (a, b, c) of processes. cuts: fractional coordinates of the cuts across axis 0 (a - 1), axis
+    1 (a, b - 1) and axis 2 (a, b, c - 1)."""
 
     grid: tuple[int, int, int]
     cuts: tuple[Tensor, Tensor, Tensor]

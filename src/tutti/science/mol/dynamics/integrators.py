@@ -100,8 +100,8 @@ class LeapFrog(Integrator):
 class Langevin(Integrator):
     """Constant temperature by friction and noise, split as B A O A B (Leimkuhler and Matthews 2013).
 
-    temperature: in units of temperature, one for all replicas or one each. friction: per unit of time. Noise depends on
-    the simulation's seed, the step, the replica and the atom alone.
+    temperature: in units of temperature, one for all replicas or one each. friction: rate per unit of time. Noise
+    depends on the simulation's seed, the step, the replica and the atom alone.
     """
 
     keeps_momentum = False

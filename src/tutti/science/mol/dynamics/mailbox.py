@@ -31,8 +31,8 @@ PATIENCE = 1800.0  # seconds
 
 
 class Mailboxes:
-    """capacity: of a message to all, in numbers. Every process makes them together. Raises OSError in all of them if
-    there is no room for the boxes, or if the processes are on several machines."""
+    """The boxes of all processes. capacity: most numbers in a message to all. All processes make them together. Raises
+    OSError in all of them if there is no room for the boxes, or if the processes are on several machines."""
 
     def __init__(self, exchange: Exchange, capacity: int) -> None:
         self.rank, self.capacity, self.number = exchange.rank, capacity, 0

@@ -16,7 +16,7 @@ VELOCITIES, THERMOSTAT, BAROSTAT, EXCHANGE = range(4)
 
 
 def normal(seed: int, stream: int, step: int, replicas: int, atoms: int, numbers: Tensor | None = None) -> Tensor:
-    """(R, N, 3) float64. numbers (N) int64: of the atoms, from 0 on by default."""
+    """Normal random numbers (R, N, 3), float64. numbers (N) int64: numbers of the atoms, from 0 on by default."""
     out = torch.empty(replicas, atoms, 3, dtype=torch.float64)
     which = None if numbers is None else numbers.data_ptr()
     native.library().normal_numbers(seed, stream, step, 0, replicas, atoms, which, out.data_ptr())

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class NoseHooverChain(Integrator):
     """Velocity Verlet between half steps of a chain of thermostats, deterministic and time-reversible.
 
-    period: of the thermostats' oscillation, in units of time; some hundred time steps. length: of the chain. The
-    equations are those of Martyna et al. 1996, with their Suzuki-Yoshida splitting of order 4 (Yoshida 1990).
+    period: period of the thermostats' oscillation, in units of time; some hundred time steps. length: number of
+    thermostats in the chain. The equations are those of Martyna et al. 1996, with their Suzuki-Yoshida splitting of
+    order 4 (Yoshida 1990).
     """
 
     temperature: Tensor

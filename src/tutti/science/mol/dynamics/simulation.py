@@ -65,8 +65,8 @@ class Simulation:
     """The state of a run. `system` is copied: what is given stays as it is. Where constraints join atoms across faces
     of the cell, as in files that wrap each atom, the copy has whole molecules: atoms are shifted by lattice vectors.
 
-    skin: of the neighbour list, in its unit of length; by default 12 % of the cutoff. seed: of all random numbers.
-    guard: stops runs that explode; by default one of its own, None for none.
+    skin: skin of the neighbour list, in the system's unit of length; by default 12 % of the cutoff. seed: seed of all
+    random numbers. guard: `Guard` that stops runs that explode; by default one of its own, None for none.
     """
 
     def __init__(

@@ -53,9 +53,10 @@ class ForceField(Sum):
 class Nonbonding:
     """How Lennard-Jones and Coulomb interactions of a system are computed.
 
-    method: of electrostatics; 'none' is Coulomb's law without a cutoff, for molecules without a cell. switch: where
-    Lennard-Jones begins to be switched off; by default it is cut, with tail corrections. tolerance: of Ewald's sum and
-    PME. order: of PME's splines, by default the fastest. dielectric: of the reaction field.
+    method: method of electrostatics; 'none' is Coulomb's law without a cutoff, for molecules without a cell. switch:
+    distance at which Lennard-Jones begins to be switched off; by default it is cut, with tail corrections. tolerance:
+    accuracy of Ewald's sum and PME, see their `accurate`. order: order of PME's splines, by default the fastest.
+    dielectric: dielectric constant of the reaction field.
     """
 
     method: str = "pme"

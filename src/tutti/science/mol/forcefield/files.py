@@ -31,12 +31,12 @@ def load_openmm(
     solvate: float = 0.0,
     water: str = "tip3p",
 ) -> tuple[System, ForceField]:
-    """A PDB file with hydrogens and OpenMM force-field files, its own by their names ("amber14-all.xml").
+    """Load a PDB file with hydrogens and OpenMM force-field files, its own by their names ("amber14-all.xml").
 
     constraints: None, "HBonds", "AllBonds" or "HAngles". nonbonding: PME of 1 nm by default if the file has a cell,
     no cutoff otherwise. solvate: nm of water, as `openmm.app.Modeller` adds it, between periodic copies of the
-    molecule, with ions that neutralise it; 0 for none. water: of which model, "tip3p" or "spce"; a force-field file
-    must have its parameters.
+    molecule, with ions that neutralise it; 0 for none. water: model of this water, "tip3p" or "spce"; a force-field
+    file must have its parameters.
     """
     app = _openmm()
     with _reading(structure):

@@ -23,8 +23,8 @@ Pool = Sequence[Structure] | Callable[[Ensemble], Sequence[Structure]]
 
 @dataclass(frozen=True)
 class Round:
-    """One round. chosen: indices into its pool, disagreement: of each of them before training, labels: known after it.
-    errors: of the ensemble's mean on held-out structures, after training."""
+    """One round. chosen: indices into its pool. disagreement: disagreement on each of them before training. labels:
+    number of labels after the round. errors: errors of the ensemble's mean on held-out structures, after training."""
 
     chosen: list[int]
     disagreement: list[float]

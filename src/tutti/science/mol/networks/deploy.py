@@ -47,7 +47,8 @@ class Evaluator:
 
 
 def calculator(network: Differentiable | Compiled, skin: float = 0.5) -> Any:
-    """An ASE calculator. skin: of its neighbor list, in angstrom. Stress, -virial / volume, for three periodic axes.
+    """An ASE calculator. skin: skin of its neighbor list in angstrom. There is a stress, -virial / volume, where three
+    axes are periodic.
 
     As `openmm_force`, it raises ValueError for species that the network's training has not had.
     """
@@ -85,7 +86,7 @@ def calculator(network: Differentiable | Compiled, skin: float = 0.5) -> Any:
 def openmm_force(network: Differentiable | Compiled, species: Any, periodic: bool = False, skin: float = 0.05) -> Any:
     """An `openmm.PythonForce` of all atoms, or of those that its `setParticles` names: `species` are theirs.
 
-    skin: of the neighbor list, in nm. Raises ModuleNotFoundError where OpenMM is missing or has no PythonForce.
+    skin: skin of the neighbor list in nm. Raises ModuleNotFoundError where OpenMM is missing or has no PythonForce.
     """
     try:
         import openmm

@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
 
 class MolCT(Network):
-    """heads: of attention; they divide the features. cycles: of each interaction, at most.
+    """heads: number of attention heads, which divides the features. cycles: most cycles of an interaction.
 
     network = MolCT(features=64, interactions=3, heads=8, cutoff=5.0)
     """

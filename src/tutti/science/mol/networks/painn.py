@@ -46,7 +46,7 @@ class Mixing(nn.Module):
 
 
 class PaiNN(Network):
-    """features: of an atom, as many scalars as vectors.
+    """features: number of scalars of an atom, and of vectors.
 
     network = PaiNN(features=64, interactions=3, cutoff=5.0)
     """

@@ -38,7 +38,7 @@ class Differentiable(Protocol):
 class NetworkPotential(Potential):
     """A network, an ensemble, or what `compile_for_md` made, as a potential of N atoms.
 
-    species (N): atomic numbers or symbols. units: of the system, into which those of the network are converted.
+    species (N): atomic numbers or symbols. units: units of the system, into which those of the network are converted.
     Pairs may be listed once or twice. Raises ValueError for species that the network's training has not had; networks
     without a record of them (`Network.seen_species`) take any.
 

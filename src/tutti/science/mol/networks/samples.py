@@ -19,7 +19,7 @@ from tutti.science.mol.units import PRESETS, factor
 class Samples:
     """A callback that collects `structures` with energies and forces: those that moved the atoms, of each replica.
 
-    cutoff: of the network, in its units, whose name is `units` (`units.PRESETS`).
+    cutoff: cutoff of the network in its units, whose name is `units` (`units.PRESETS`).
     """
 
     def __init__(self, every: int, cutoff: float, units: str = "eV") -> None:

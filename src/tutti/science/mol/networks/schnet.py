@@ -33,7 +33,8 @@ class Interaction(nn.Module):
 
 
 class SchNet(Network):
-    """features: of an atom. interactions: of neighbours, one after another. gaussians: of the distance.
+    """features: number of features of an atom. interactions: number of interactions of neighbours, one after another.
+    gaussians: number of Gaussians of the distance.
 
     network = SchNet(features=64, interactions=3, cutoff=5.0)
     """

@@ -60,7 +60,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Errors:
-    """Mean absolute and root-mean-square errors: of the energy per atom, and of components of forces."""
+    """Mean absolute and root-mean-square errors of the energy per atom, and of components of forces."""
 
     energy_mae: float
     energy_rmse: float
@@ -70,7 +70,8 @@ class Errors:
 
 @dataclass(frozen=True)
 class Fit:
-    """losses and validation: by step. errors: of the held-out structures in the end, or None without any."""
+    """losses, validation: losses and validation errors by step. errors: errors of the held-out structures in the end,
+    or None without any."""
 
     losses: dict[int, float]
     validation: dict[int, Errors] = field(default_factory=dict)
@@ -109,9 +110,9 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
     """Train `network` in place. In a job of several processes every one calls it, and they share each step.
     The species of the structures are recorded in `network.seen_species`.
 
-    held_out: structures for validation. folder: of the Trainer's checkpoints, which `save_steps=...` makes; resume:
-    from the newest there. after: called with steps and losses about twenty times. options: more of
-    `tutti.TrainingArguments`, such as plan, level, ema_decay, lr_scheduler_type.
+    held_out: structures for validation. folder: folder of the Trainer's checkpoints, which `save_steps=...` makes;
+    resume: whether to continue from the newest there. after: called with steps and losses about twenty times. options:
+    further fields of `tutti.TrainingArguments`, such as plan, level, ema_decay, lr_scheduler_type.
 
     Raises ValueError for structures without the targets that the weights ask for, if no structure has an edge, and for
     training that diverges.

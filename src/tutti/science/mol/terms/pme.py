@@ -115,8 +115,8 @@ class PME(Electrostatics):
         exclusions: Any = None,
     ) -> PME:
         """alpha and grid for a relative error of forces (root mean square) of at most about `tolerance`, in the cell
-        given here. The constants were fitted to water and to random charges in skewed cells. order: of splines, by
-        default the one whose transforms and spreading of charges take the least time together."""
+        given here. The constants were fitted to water and to random charges in skewed cells. order: order of splines,
+        by default the one whose transforms and spreading of charges take the least time together."""
         if not 0 < tolerance < 0.5:
             raise ValueError(f"the tolerance {tolerance} of PME must lie between 0 and 0.5")
         alpha = splitting(cutoff, tolerance / 4)

@@ -33,7 +33,8 @@ class PlaneWave:
     the axis of the polarization only. What scatters lies inside: faces of the box lie in vacuum, outside of absorbing
     layers, media and conductors; simulations raise ValueError for others.
 
-    along: "+x", "-x", ... polarization: of E, "Ez", ... across (in TE "Ex" or "Ey", then Hz follows).
+    along: direction of propagation, "+x", "-x", ... polarization: component of E, "Ez", ..., across it (in TE "Ex" or
+    "Ey", then Hz follows).
     waveform: E in V/m, at AHEAD cells before the box.
     """
 

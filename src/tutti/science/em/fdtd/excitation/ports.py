@@ -33,8 +33,8 @@ WEAKEST = 1e-4  # of the peak of a spectrum that is divided by
 class Port:
     """A voltage source of `waveform` in volts behind a resistance in ohm, or a load without one.
 
-    component: of E, along the edges. where: nodes of the edges, a slice along the edges and across. The voltage is
-    minus the integral of E. shot: the run that has the waveform, if there are several; loads are in all.
+    component: component of E along the edges. where: nodes of the edges, a slice along the edges and across. The
+    voltage is minus the integral of E. shot: the run that has the waveform, if there are several; loads are in all.
     Raises ValueError for a resistance that is not positive, and in a run where edges lie in walls.
     """
 
@@ -176,7 +176,7 @@ def waves(line: LinePlane, result: Result, frequencies: Tensor, impedance: float
 def s_parameters(lines: Sequence[LinePlane], result: Result, frequencies: Tensor, impedance: float = 50.0) -> Tensor:
     """S_i1 of a run that drives the first line: complex128 (lines, frequencies), or (lines, shots, frequencies).
 
-    lines: monitors of the run. frequencies: Hz, (frequencies). impedance: of the lines, ohm.
+    lines: monitors of the run. frequencies: Hz, (frequencies). impedance: impedance of the lines in ohm.
     Warns if the run ends before the waves have decayed. Raises ValueError for frequencies above the Nyquist frequency
     of the steps or that the first line does not carry in any shot, and for a run that continues another one; KeyError
     for lines that are not monitors of the run.

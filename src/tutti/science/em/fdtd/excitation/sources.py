@@ -27,7 +27,8 @@ SOFT, HARD, MAGNETIC = range(3)
 class Entries:
     """Places of one component. kind: SOFT adds b amount wave to E, HARD sets E, MAGNETIC adds amount wave to H.
 
-    place: flat in the array of a component. column: of `waves` (steps, columns). shot: None for all.
+    place: flat indices into the array of the component. column: column of `waves` (steps, columns) for each place.
+    shot: the run that has the source, None for all.
     """
 
     kind: int

@@ -27,7 +27,8 @@ def in_array(grid: Grid, x: Tensor) -> Tensor:
 
 def around(grid: Grid, cells: Tensor, electric: bool, axis: int) -> tuple[list[Tensor], int]:
     """The values of all cells around a component, each over nodes: E has those beside its edge, H those before and
-    behind its face. `axis`: of the kernels. Beyond the walls the nearest cells count."""
+    behind its face. `axis`: direction of the component, as an axis of the kernels. Beyond the walls the nearest cells
+    count."""
     parts = [in_array(grid, cells)]
     for d in range(3):
         if grid.flat and d == 1:

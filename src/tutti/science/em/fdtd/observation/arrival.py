@@ -89,8 +89,8 @@ def too_slow(monitors: Sequence[Any], duration: float) -> Iterator[str]:
 
 def not_decayed(grid: Grid, monitors: Sequence[Any], values: Mapping[str, Tensor], fields: Sequence[Tensor],
                 steps: int, dt: float) -> Iterator[str]:  # fmt: skip
-    """A warning for the spectrum that the end of the run cuts most. fields: of the components at the end, (shots,
-    *grid.array)."""
+    """Yield a warning for the spectrum that the end of the run cuts most. fields: field of each component at the end,
+    (shots, *grid.array)."""
     worst, text = LEFT, ""
     for monitor in monitors:
         if not isinstance(monitor, Spectrum):

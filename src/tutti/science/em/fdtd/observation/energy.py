@@ -25,9 +25,10 @@ from tutti.science.em.fdtd.problem import Problem, within
 
 
 class Watch:
-    """Samples of W in a run. every: steps between samples, by monitor. planes: of axis 0 that count; all by default.
+    """Samples of W in a run. every: steps between samples, by monitor. planes: planes of axis 0 that count; all by
+    default.
 
-    values: by monitor (samples, shots), of the energy before steps 0, every, 2 every, ...
+    values: energies before steps 0, every, 2 every, ..., by monitor (samples, shots).
     """
 
     def __init__(self, problem: Problem, volume: float, every: Sequence[int], steps: int, dt: float,

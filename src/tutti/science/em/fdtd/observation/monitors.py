@@ -58,7 +58,7 @@ class Spectrum(Brief):
     """The running Fourier sum dt sum x(t) exp(-2 pi i f t) of a component, in V s/m or A s/m: complex (frequencies,
     *region), after an axis of shots. frequencies: Hz.
 
-    every: of so many steps one counts, and at least two in a period.
+    every: steps between samples; a period has at least two samples.
     """
 
     name: str

@@ -69,8 +69,9 @@ def adjoint(problem: Problem, state: Sequence[Tensor], cotangents: Sequence[Tens
             history: Sequence[Tensor], gradients: Sequence[Tensor], columns: int) -> Tensor | None:  # fmt: skip
     """Transpose `forward`: `state` holds dL/d state and is changed in place; gradients are added to.
 
-    cotangents: gradients of the results, empty for none. gradients: of b and a of E (shots, *box), and of the gains of
-    poles (shots, *box of the pole), empty if not needed. columns: of the waves, 0 if their gradient is not needed.
+    cotangents: gradients of the results, empty for none. gradients: gradients of b and a of E (shots, *box), and of the
+    gains of poles (shots, *box of the pole), empty if not needed. columns: number of columns of the waves, 0 if their
+    gradient is not needed.
     Returns the gradient of the waves (steps, columns).
     """
     groups, phases, every = read(problem, start, steps)

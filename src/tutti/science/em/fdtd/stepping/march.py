@@ -34,7 +34,8 @@ ROOM = 256 * 2**20  # bytes of history that are stored without being asked: noth
 
 @dataclass(frozen=True)
 class Needs:
-    """Which gradients are wanted: of b and a of E, of gains of poles, of the waves. a and gains come with b."""
+    """Which gradients are wanted: those of b and a of E, of the gains of poles, of the waves. a and gains come with
+    b."""
 
     b: bool = False
     a: bool = False
@@ -59,7 +60,7 @@ def gradient_bytes(problem: Problem, needs: Needs) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`length`: steps of a segment. bytes: of checkpoints, history, adjoint state and gradients together."""
+    """`length`: steps of a segment. bytes: size of checkpoints, history, adjoint state and gradients together."""
 
     steps: int
     length: int
@@ -133,7 +134,8 @@ def results_of(problem: Problem, steps: int) -> list[Tensor]:
 
 
 def loops(what: Problem | Slab) -> tuple[Problem, Problem, Callable[..., None], Callable[..., Tensor | None]]:
-    """What the loop and its transpose work on, and both: of a whole, or of a slab with its halos."""
+    """Return the problem of the loop, the problem of its transpose, the loop and the transpose, for a whole problem
+    or for a slab with its halos."""
     if isinstance(what, Slab):
         return what.problem, what.transposed, what.forward, what.adjoint
     return what, what, partial(kernels.forward, what), partial(kernels.adjoint, what)

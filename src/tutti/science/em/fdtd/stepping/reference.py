@@ -37,7 +37,8 @@ def along(x: Tensor, d: int) -> Tensor:
 
 
 class Reference:
-    """Steps of a problem. `a`, `b`: of E0 E1 E2, and gains of poles, may replace those of the problem."""
+    """Steps of a problem. `a`, `b`: coefficients of E0, E1 and E2. gains: gains of poles. By default all are those of
+    the problem."""
 
     def __init__(self, problem: Problem, a: Sequence[Tensor] = (), b: Sequence[Tensor] = (),
                  gains: Sequence[Sequence[Tensor]] = ()):  # fmt: skip

@@ -101,10 +101,10 @@ def part_of_pole(x: PoleArrays, first: int, last: int) -> PoleArrays:
 
 
 class Slab:
-    """What a process owns of a problem. `sent`: messages and their bytes so far.
+    """What a process owns of a problem. `sent`: numbers of messages and of their bytes so far.
 
-    `problem`: of the forward loop, reads its own planes. `transposed`: of the adjoint, reads its halos as well, and
-    gives waves the gradients of sources in its own planes.
+    `problem`: problem of the forward loop, which reads the process's own planes. `transposed`: problem of the adjoint,
+    which reads the halos as well, and gives waves the gradients of sources in the process's own planes.
     """
 
     def __init__(self, whole: Problem, group: dist.ProcessGroup, halo: int, owned: Sequence[int] = ()):

@@ -74,7 +74,7 @@ class Background:
 
 @dataclass(frozen=True)
 class Layer:
-    """One value from a top (m) over a thickness (m), log10 ohm-m. probability: that a column has it."""
+    """One value from a top (m) over a thickness (m), log10 ohm-m. probability: probability that a column has it."""
 
     top: Uniform
     thickness: Uniform
@@ -92,7 +92,8 @@ class Layer:
 class Rising:
     """`count` layers below the last cell that differs from the surface, with sorted values at sorted depths.
 
-    values: of the first and of the last layer, log10 ohm-m. depth: where the last one begins at the latest, metres.
+    first, last: values of the first and of the last layer, log10 ohm-m. depth: largest depth at which the last one
+    begins, metres.
     """
 
     first: Uniform

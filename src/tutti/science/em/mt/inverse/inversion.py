@@ -43,7 +43,8 @@ STRATEGIES = ("occam", "multiplicative")
 @dataclass(frozen=True)
 class Iteration:
     """One outer iteration. chi: root mean square of weighted residuals. misfit: |d - F| / |d|, which articles call
-    residual. beta: weight of the penalty. step: the largest change, of its cap. forwards: models that were computed."""
+    residual. beta: weight of the penalty. step: the largest change, as a fraction of its cap. forwards: number of
+    models that were computed."""
 
     chi: float
     misfit: float
@@ -56,9 +57,9 @@ class Iteration:
 
 @dataclass(repr=False)
 class Result(Brief):
-    """An inversion's outcome. model: log10 ohm-m (nz, nx). response: data of the model, with static shifts. p: of the
-    parametrisation. shift: by mode and site. history: the start, then each iteration. reached: chi is at most the
-    target."""
+    """An inversion's outcome. model: log10 ohm-m (nz, nx). response: data of the model, with static shifts. p: vector
+    of the parametrisation. shift: static shifts by mode and site. history: the start, then each iteration. reached:
+    whether chi is at most the target."""
 
     model: Tensor
     response: Tensor
@@ -81,7 +82,8 @@ class Result(Brief):
 
 
 class Candidate(NamedTuple):
-    """A model that a step leads to, and its beta. at: its response. r: weighted residuals. step: of its cap."""
+    """A model that a step leads to, and its beta. at: response of the model. r: weighted residuals. step: the largest
+    change, as a fraction of its cap."""
 
     chi: float
     p: Tensor

@@ -37,8 +37,8 @@ def roughness(pairs: np.ndarray, weights: np.ndarray, small: np.ndarray) -> sp.c
 
 
 class Local(NamedTuple):
-    """A parametrisation at p. jacobian: D (cells, parameters). matrix: of the penalty, (parameters, parameters).
-    gradient: half the penalty's derivative. penalty: its value."""
+    """A parametrisation at p. jacobian: D (cells, parameters). matrix: matrix of the penalty, (parameters, parameters).
+    gradient: half the penalty's derivative. penalty: value of the penalty."""
 
     jacobian: sp.csr_array
     matrix: sp.csc_array

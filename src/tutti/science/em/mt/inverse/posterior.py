@@ -3,8 +3,9 @@
 Near the model, with G = W J D of all N data (not divided by sqrt(N)) and the penalty's matrix R, the posterior of the
 parameters is normal with covariance (G^T G + a N beta R)^-1. beta is that of the inversion: the largest that fits the
 data, which makes the smoothest model and says nothing of how rough the earth is. Alone (a = 1) it makes deviations too
-small: of 16 truths of a basin, 35 % of cells lay beyond 2 of them, where 4.6 % should. So a is the one that the model's
-own penalty is evidence for (MacKay, 1992, Neural Computation 4, 415): it makes the penalty what is expected of it,
+small: 35 % of the cells of 16 truths of a basin lay beyond 2 of them, where 4.6 % should. So a is the one that the
+model's own penalty is evidence for (MacKay, 1992, Neural Computation 4, 415): it makes the penalty what is expected of
+it,
 
     a N beta R(p) = number of parameters that the data determine = trace of G (G^T G + a N beta R)^-1 G^T,
 

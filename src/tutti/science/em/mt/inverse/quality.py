@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def rms(model: Tensor, truth: Tensor, weight: Tensor | None = None) -> float:
-    """Root mean square difference, decades. weight: of cells, for instance their areas."""
+    """Root mean square difference, decades. weight: weights of cells, for instance their areas."""
     square = (model - truth).square()
     return (square.mean() if weight is None else (square * weight).sum() / weight.sum()).sqrt().item()
 

@@ -27,7 +27,8 @@ def _block(channels: tuple[int, ...]) -> nn.Sequential:
 
 
 class Convolutional(nn.Module):
-    """The published network: three blocks of two convolutions, and transposed convolutions back. rows: of 8."""
+    """The published network: three blocks of two convolutions, and transposed convolutions back. rows: cells of a
+    column, a multiple of 8."""
 
     def __init__(self, rows: int, codes: int) -> None:
         super().__init__()
@@ -110,7 +111,8 @@ class VAE(nn.Module):
     def fit(self, columns: Columns, *, samples: int = 40_000, epochs: int = 30, batch: int = 256, lr: float = 1.5e-3,
             noise: float = 0.03, seed: int = 0, thickness: Tensor | None = None) -> VAE:  # fmt: skip
         """Learn a distribution. noise: the difference of decoded columns that counts as one standard deviation,
-        decades. thickness: of rows, if thick ones are to count more: by log10 of it. Returns itself, in eval mode.
+        decades. thickness: thickness of each row, for rows to count by its log10; by default all count the same.
+        Returns itself, in eval mode.
         """
         if samples < batch or epochs < 1:
             raise ValueError(f"{samples} samples and {epochs} epochs: at least a batch of {batch}, and 1, are needed")

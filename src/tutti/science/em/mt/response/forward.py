@@ -58,10 +58,10 @@ class MT2D:
     imaginary part of Z = E/H in ohm; of the tipper Hz/Hy (x along strike, y along the profile, z down) always these.
 
     log_rho: log10 ohm-m of cells, (nz, nx) or flat. solver: "splu" (CPU), "block" or "block32" (the device of log_rho;
-    see `solvers`). threads: of "splu", frequencies at the same time; all cores by default. group: processes that share
-    the work; all get all results. Results depend on none of these. Raises ValueError for sites outside of the mesh and
-    models that are not finite or beyond 10^10 ohm-m, which were not given as log10. Warns, once, of a mesh that is too
-    coarse or too small for a model (`suitability`).
+    see `solvers`). threads: number of frequencies that "splu" solves at the same time; all cores by default. group:
+    processes that share the work; all get all results. Results depend on none of these. Raises ValueError for sites
+    outside of the mesh and models that are not finite or beyond 10^10 ohm-m, which were not given as log10. Warns,
+    once, of a mesh that is too coarse or too small for a model (`suitability`).
 
     >>> problem = MT2D(Mesh2D.for_survey([1.0, 10.0], [0.0, 500.0], (10, 100)), [1.0, 10.0], [0.0, 500.0])
     >>> d = problem(torch.full(problem.mesh.shape, 2.0)).view(problem.shape)
@@ -92,7 +92,7 @@ class MT2D:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(mode, frequency, site, 2): of the data."""
+        """The shape (mode, frequency, site, 2) of the data."""
         return len(self.modes), len(self.frequencies), len(self.sites), 2
 
     @property

@@ -39,7 +39,7 @@ def air_layers(first: float, height: float) -> Tensor:
 class TE:
     """The TE equations on a mesh under air of this height (m), seen at sites.
 
-    interpolation: from nodes to sites (site, nx + 1). channels: of "impedance" and "tipper", what is read.
+    interpolation: matrix from nodes to sites (site, nx + 1). channels: what is read, of "impedance" and "tipper".
     """
 
     def __init__(self, mesh: Mesh2D, interpolation: Tensor, air: float, channels: tuple[str, ...],

@@ -28,7 +28,7 @@ from tutti.science.em.mt.response.stencil import (
 
 
 class TM:
-    """The TM equations on a mesh, seen at sites. interpolation: from nodes to sites (site, nx + 1)."""
+    """The TM equations on a mesh, seen at sites. interpolation: matrix from nodes to sites (site, nx + 1)."""
 
     surface = 0
 

@@ -105,7 +105,7 @@ class Data(Brief):
         return (((self.values.flatten() - response.flatten()) * mask).norm() / self.values.norm()).item()
 
     def problem(self, mesh: Mesh2D, **options: Any) -> MT2D:
-        """The forward problem whose responses compare with these values. options: of `MT2D`."""
+        """The forward problem whose responses compare with these values. options: options of `MT2D`."""
         return MT2D(mesh, self.frequencies, self.sites, self.modes, outputs=self.outputs, **options)
 
     @classmethod
@@ -132,7 +132,8 @@ class Data(Brief):
         return cls(problem.frequencies, problem.sites, problem.modes, values + added * noise, errors)
 
     def with_floor(self, *, rho: float = 0.01, phase: float = 0.286, tipper: float = 0.01) -> Data:
-        """Errors of at least these: of apparent resistivity, relative; of phase, degrees; of the tipper, absolute."""
+        """Return data whose errors are at least these. rho: relative error of apparent resistivity. phase: error of the
+        phase in degrees. tipper: absolute error of the tipper."""
         if self.outputs != "apparent":
             raise ValueError("floors are those of apparent resistivity and phase; these data are impedances")
         if min(rho, phase, tipper) < 0:

@@ -43,8 +43,9 @@ class Edi(Brief):
     """One site. Missing numbers are NaN.
 
     frequencies: Hz (f). impedance: ohm, complex128 (f, 2, 2), E_i/H_j. tipper: (f, 2), Hz/H_j, or None. Variances
-    have the shape of what they belong to; NaN by default for the tipper. azimuth: of the x axis, degrees clockwise
-    from north (f); that of the tipper is the same by default. Raises ValueError for other shapes and real impedances.
+    have the shape of what they belong to; NaN by default for the tipper. azimuth: azimuth of the x axis in degrees
+    clockwise from north (f); that of the tipper is the same by default. Raises ValueError for other shapes and real
+    impedances.
     """
 
     station: str
@@ -255,8 +256,8 @@ def survey(
 
     TE is Zxy, TM -Zyx, the tipper Tzy, with x along strike. frequencies: those of the first site by default; of each
     site the nearest is taken if it is within `tolerance`, relative; what is missing is masked. Sites are in order of x.
-    error: of values whose variance is missing or 0, relative for impedances and absolute for tippers; with 0 they are
-    masked, with a warning. Raises ValueError for several sites along strike.
+    error: error of values whose variance is missing or 0, relative for impedances and absolute for tippers; with 0 they
+    are masked, with a warning. Raises ValueError for several sites along strike.
     """
     if not 0 <= error < math.inf:
         raise ValueError(f"error must be finite and not negative; got {error}")

@@ -23,10 +23,10 @@ from tutti.science.mol.networks.schnet import SchNet
 def compile_for_md(
     network: Network | Ensemble, tolerance: float = 1e-5, dtype: torch.dtype = torch.float32
 ) -> Compiled:
-    """Energies and forces of a trained SchNet or PaiNN, or an ensemble, many times as fast, for dynamics on a CPU.
+    """Compile a trained SchNet or PaiNN, or an ensemble, for dynamics on a CPU: energies and forces many times as fast.
 
-    tolerance: of filters and their slopes. dtype: of features; energies, forces and distances are float64. Weights
-    are copied: compile again after training.
+    tolerance: largest relative error of filters and their slopes. dtype: dtype of features; energies, forces and
+    distances are float64. Weights are copied: compile again after training.
     """
     if isinstance(network, Ensemble):
         members: Any = network.members

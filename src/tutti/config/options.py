@@ -1,0 +1,46 @@
+"""Options of verbs: `tyro` reads them from the signature and the docstring of a function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def call_with_options(function: Callable[..., Any], name: str, words: Sequence[str]) -> Any:
+    """Call a function with the options of a command line. name: what the help calls the command.
+
+    Raises SystemExit: 2 for options that are wrong, 0 after --help.
+    """
+    import tyro
+
+    return tyro.cli(_documented(function), prog=name, args=list(words))
+
+
+def call_verb(verbs: Mapping[str, Callable[..., Any]], name: str, description: str, words: Sequence[str]) -> Any:
+    """Call the function that the first word names, with the options that follow. Raises SystemExit as above."""
+    import tyro
+
+    functions = {verb: _documented(function) for verb, function in verbs.items()}
+    return tyro.extras.subcommand_cli_from_dict(functions, prog=name, description=description, args=list(words))
+
+
+def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, its docstring changed by `whole_lines`, because `tyro` prints the line breaks of a parameter."""
+    documented = function.func if isinstance(function, functools.partial) else function
+    documented.__doc__ = whole_lines(documented.__doc__ or "")
+    return function
+
+
+def whole_lines(docstring: str) -> str:
+    """Join the lines of each paragraph and of each parameter. Indented examples keep their lines."""
+    lines: list[str] = []
+    for line in inspect.cleandoc(docstring).splitlines():
+        before = lines[-1] if lines else ""
+        joins_text = before and line and not before.startswith(" ") and not line.startswith((" ", "- ", "* "))
+        if joins_text or (before.startswith("    ") and line.startswith(" " * 8) and "Args:" in lines):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
