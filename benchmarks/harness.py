@@ -30,6 +30,8 @@ from typing import Any, Protocol
 
 import torch
 
+from tutti.whole_files import write_text
+
 RESULTS = Path(__file__).parent / "results"
 _START = time.perf_counter()
 
@@ -235,10 +237,7 @@ class Rows:
             say(f"{key}: measured by an earlier run")
         else:
             rows[key] = measure()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.path.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(self._saved))
-            unfinished.replace(self.path)
+            write_text(self.path, json.dumps(self._saved))
         return rows[key]
 
 

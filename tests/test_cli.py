@@ -24,7 +24,8 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
         assert cli.main([*path.split(), "--help"]) == 0
         printed = capsys.readouterr().out
         assert printed.split() == text.split()
-        assert all(len(line) <= min(100, columns) or len(line.split()) == 1 for line in printed.splitlines())
+        assert all(len(line) <= min(100, columns) or " " not in line.strip() for line in printed.splitlines())
+        assert all(len(line) - len(line.lstrip()) <= 40 for line in printed.splitlines())
 
 
 def test_every_verb_in_the_table_exists():

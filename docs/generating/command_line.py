@@ -19,7 +19,7 @@ def help_of(verb: str, *inner: str) -> str:
 
     out = io.StringIO()
     before = {key: os.environ.get(key) for key in ("COLUMNS", "NO_COLOR", "TERM")}
-    os.environ |= {"COLUMNS": "5000", "NO_COLOR": "1", "TERM": "dumb"}
+    os.environ |= {"COLUMNS": "129", "NO_COLOR": "1", "TERM": "dumb"}
     try:
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
             cli.call(verb, [*inner, "--help"])
@@ -50,7 +50,10 @@ def plain(text: str) -> str:
         elif len(line) > 20 and set(line.strip()) == {"-"}:  # a box of a terminal without Unicode
             lines[-1] = lines[-1].strip() if lines[-1].endswith(".") else f"{lines[-1].strip()}:"
         elif not line.startswith("\u2570"):
-            lines.append(line.rstrip())
+            at = len(line) - len(line.lstrip())
+            is_description = at > 9 and lines and lines[-1][at - 2 : at] == "  " and lines[-1][at : at + 1].strip()
+            goes_on = is_description or (at > 0 and lines and lines[-1].startswith("usage:"))
+            lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line.rstrip()]
     return "\n".join(lines).replace("\u2022", "-").strip() + "\n"
 
 

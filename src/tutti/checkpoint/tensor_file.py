@@ -16,7 +16,7 @@ from torch import Tensor, uint8
 
 from tutti.checkpoint.folder import os_errors
 from tutti.weight_files import opened
-from tutti.whole_files import whole_file
+from tutti.whole_files import to_disk, whole_file
 
 CHECKSUM = "sha256"  # a key of the metadata
 
@@ -37,6 +37,7 @@ def write_tensors(
             with os_errors():
                 save_file(contiguous, draft, {**metadata, CHECKSUM: _checksum(contiguous, metadata)})
             if previous is not None and path.exists():
+                to_disk(draft)
                 _second_name(path, previous)
     except (OSError, SafetensorError) as error:
         raise OSError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error

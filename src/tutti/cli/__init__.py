@@ -214,11 +214,12 @@ def wrapped(text: str, width: int) -> str:
     lines = []
     for line in text.splitlines():
         match = re.match(r"usage: | +(?:\S.*? {2,})?", line)
-        indent = " " * (len(match[0]) if match else 0)
+        indent = " " * min(len(match[0]) if match else 0, width // 2)
+        line = re.sub(r"\[[^][]*\]", lambda match: match[0].replace(" ", "\0"), line)  # [--min MIN] stays together
         lines += textwrap.wrap(
             line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
         ) or [""]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).replace("\0", " ") + "\n"
 
 
 def check_options(verb: str, rest: list[str]) -> None:

@@ -26,7 +26,7 @@ from tutti.nn.quantized.quantized_linear import QuantizedLinear
 from tutti.nn.quantized.scheme import Scheme
 from tutti.progress import Count
 from tutti.weight_files import files_of, opened
-from tutti.whole_files import UNFINISHED, write_text
+from tutti.whole_files import UNFINISHED, replace_folder, write_text
 
 STATE = "compress.json"  # in the folder that is being written
 
@@ -256,8 +256,7 @@ class Files:
         written.finish(self.model, self.draft, names, self.folder)
         size = sum((self.draft / x).stat().st_size for x in {*names.values()})
         (self.draft / STATE).unlink()
-        shutil.rmtree(self.out, ignore_errors=True)
-        self.draft.rename(self.out)
+        replace_folder(self.draft, self.out)
         return size
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,10 +37,12 @@ def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
 def whole_lines(docstring: str) -> str:
     """Join the lines of each paragraph and of each parameter. Indented examples keep their lines."""
     lines: list[str] = []
+    in_args = False
     for line in inspect.cleandoc(docstring).splitlines():
         before = lines[-1] if lines else ""
-        joins_text = before and line and not before.startswith(" ") and not line.startswith((" ", "- ", "* "))
-        if joins_text or (before.startswith("    ") and line.startswith(" " * 8) and "Args:" in lines):
+        in_args = line == "Args:" or (in_args and (not line or line.startswith(" ")))
+        joins_text = before and line and not before.startswith(" ") and not re.match(r" |[-*] |\d+\. ", line)
+        if joins_text or (in_args and before.startswith("    ") and line.startswith(" " * 8)):
             lines[-1] += f" {line.strip()}"
         else:
             lines.append(line)

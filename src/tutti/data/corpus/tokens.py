@@ -74,7 +74,7 @@ def sample(corpus: Corpus, size: float) -> Iterator[str]:
 
 
 def learn_tokenizer(corpus: Corpus, vocab_size: int, size: float, folder: Path) -> None:
-    """Learn a tokenizer from `size` bytes of a corpus and save it into a folder, at once."""
+    """Learn a tokenizer from `size` bytes of a corpus and save it as a folder, which replaces the one that is there."""
     with whole_folder(folder) as draft:
         train_tokenizer(sample(corpus, size), vocab_size).save_pretrained(draft)
 

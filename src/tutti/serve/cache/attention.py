@@ -85,8 +85,8 @@ class Attention:
     (tokens, heads, value width).
 
     bias: bias by distance (heads, distances) of the last layer that has one; the layers after it share it. counts:
-    number of calls of each layer so far. positions: positions of the tokens (tokens,). reach: length of the longest
-    sequence.
+    number of calls of each layer so far. positions: positions of the tokens (tokens,). reach: upper bound of the
+    length of the longest sequence.
     """
 
     bias: Tensor | None = None

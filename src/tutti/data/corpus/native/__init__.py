@@ -7,7 +7,6 @@ that the others wait for a compiler.
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from contextlib import suppress
 from functools import cache
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutti.data.corpus.native.tables import code_points
+from tutti.whole_files import write_text
 
 FILES = ("text.h", "features.cpp", "lines.cpp", "hashes.cpp", "models.cpp")
 _path: str | None = None
@@ -49,10 +49,7 @@ def library_path() -> str:
 
         _path = compat.compile_cpp(source)._name
         with suppress(OSError):  # a home that cannot be written to
-            note.parent.mkdir(parents=True, exist_ok=True)
-            scratch = note.with_name(f"{note.name}.{os.getpid()}")
-            scratch.write_text(_path)
-            scratch.replace(note)
+            write_text(note, _path)
     return _path
 
 
