@@ -70,6 +70,7 @@ def measured(name: str, command: Sequence[str | Path], out: Path, documents: int
     """
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     out.mkdir(parents=True)
+    others = _children()
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with open(out / "log.txt", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True,
@@ -85,7 +86,7 @@ def measured(name: str, command: Sequence[str | Path], out: Path, documents: int
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     seconds = time.perf_counter() - begin
-    _reap()
+    _reap(others)
     ended.set()
     watch.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -97,15 +98,18 @@ def measured(name: str, command: Sequence[str | Path], out: Path, documents: int
     return Run(name, documents, set((out / "kept.txt").read_text().split()), seconds, cpu, peak[0], disk)
 
 
-def _reap(patience: float = 20.0) -> None:
-    """Wait for adopted processes that are ending."""
+def _children() -> set[int]:
+    """The processes whose parent is this one."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(number) for path in lists for number in path.read_text().split()}
+
+
+def _reap(others: set[int], patience: float = 20.0) -> None:
+    """Wait for adopted processes that are ending. others: children that a command has not brought."""
     end = time.monotonic() + patience
-    while time.monotonic() < end:
-        try:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.05)
-        except ChildProcessError:
-            return
+    while (adopted := _children() - others) and time.monotonic() < end:
+        if not any([os.waitpid(number, os.WNOHANG)[0] for number in adopted]):
+            time.sleep(0.05)
 
 
 def _watch(root: int, ended: threading.Event, peak: list[int]) -> None:
