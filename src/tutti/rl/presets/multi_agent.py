@@ -12,7 +12,7 @@ _REPLAY = {"n_envs": 32, "n_steps": 2, "gradient_steps": 2, "n_step": 3, "gamma"
            "target_update_interval": 1280, "buffer_size": 30_000}  # fmt: skip
 
 PRESETS: dict[str, Preset] = {
-    "ippo-spread": Preset("IPPO", "simple_spread_v3", 150_000, -17.5, {
+    "ippo-spread": Preset("IPPO", "simple_spread_v3", 150_000, -18.0, {
         "n_envs": 64, "n_steps": 25, "batch_size": 1200, "n_epochs": 8, "learning_rate": 3e-3, "gamma": 0.9,
         "gae_lambda": 0.9}),
     "mappo-battle": Preset("MAPPO", "Battle-3m", 100_000, 19.0, {
@@ -22,6 +22,6 @@ PRESETS: dict[str, Preset] = {
     "coma-battle": Preset("COMA", "Battle-3m", 100_000, 13.0, {
         "n_envs": 64, "n_steps": 8, "hidden": (128,), "activation": "relu", "learning_rate": 1e-3,
         "critic_learning_rate": 5e-4, "td_lambda": 0.9, "ent_coef": 0.02}),
-    "maddpg-spread": Preset("MADDPG", "simple_spread_v3", 80_000, -18.0, {
+    "maddpg-spread": Preset("MADDPG", "simple_spread_v3", 80_000, -18.5, {
         "n_envs": 32, "n_steps": 2, "gradient_steps": 2, "learning_rate": 2e-3, "gamma": 0.9, "tau": 0.02}),
 }  # fmt: skip
