@@ -23,7 +23,7 @@ gc.set_threshold(20_000, 20, 20)  # graphs are many small objects
 os.environ["TUTTI_PLANS"] = "off"  # each search anew
 
 TESTS = Path(__file__).parent
-CEILING = 2100.0  # CPU seconds of `make test`, which takes 1,350, and half as much again on a busy machine
+CEILING = 3000.0  # CPU seconds of `make test`, which takes 1,350, and up to twice as much on a busy machine
 
 
 def pytest_addoption(parser):
