@@ -30,7 +30,7 @@ NAMES = {
 }
 
 
-__all__ = [*NAMES, *ALGORITHMS]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(NAMES | ALGORITHMS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
