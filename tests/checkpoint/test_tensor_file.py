@@ -127,3 +127,11 @@ def test_a_torn_file_of_arrays_is_refused_by_name(tmp_path):
         (tmp_path / "a.npz").write_bytes(content)
         with pytest.raises(ValueError, match=r"a\.npz is no \.npz file of arrays, or is damaged"):
             read_arrays(tmp_path / "a.npz", "x")
+
+
+def test_a_dim_of_size_one_may_have_any_stride(tmp_path):
+    tensors = {"expanded": torch.tensor(1.0, dtype=torch.float64).expand(1), "empty": torch.zeros(0, 3),
+               "row": torch.randn(4, 4)[1:2, ::2]}  # fmt: skip
+    write_tensors(tensors, tmp_path / "a")
+    loaded = read_tensors(tmp_path / "a")
+    assert all(torch.equal(loaded[name], x) for name, x in tensors.items())
