@@ -20,7 +20,7 @@ OTHERS = {"precision": ["bfloat16"], "activation": ["elu"],
           "target_kl": [1e-9], "target_return": [1.0], "scale": [7.0], "play_simulations": [12], "channels": [(2,)],
           "depth": [1], "heads": [4], "gradient_steps": [5], "log_std": [-1.0], "decay": [0.1],
           "exploration_initial_eps": [0.3], "max_grad_norm": [1e-3], "rho": [0.1], "c": [0.1],
-          "v_max": [1.0], "v_min": [-1.0], "clip_range": [1e-6], "gamma": [0.01],
+          "v_max": [1.0], "v_min": [-1.0], "clip_range": [1e-6], "clip_range_vf": [1e-6], "gamma": [0.01],
           "exploration_final_eps": [1.0]}  # fmt: skip
 
 
