@@ -13,7 +13,9 @@ import zoo
 def test_a_training_step_and_a_forward_pass_share_a_store():
     model, batch = zoo.llama(2), zoo.tokens(4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    reference = tutti.parallelize(model, optimizer, batch, clip_norm=0.5, cluster="cpu:1", level="O0")
+    twin = zoo.llama(2)
+    optimizer_of_twin = torch.optim.AdamW(twin.parameters(), lr=1e-3)
+    reference = tutti.parallelize(twin, optimizer_of_twin, batch, clip_norm=0.5, cluster="cpu:1", level="O0")
     store = tutti.Store(model=model, optimizer=optimizer)
     where = {"store": store, "cluster": "cpu:2", "plan": "zero3"}
     step = tutti.train_step(model, optimizer, batch, clip_norm=0.5, **where)
