@@ -1,4 +1,4 @@
-"""Algorithms reach the returns of their presets with three seeds, and compiled iterations equal plain Python."""
+"""All algorithms but COMA reach their presets' returns with three seeds, and compiled iterations equal plain Python."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tutti.config.options import call_with_options
+
 NOT_THERE = {"launch": "it submits jobs", "chat": "it needs a terminal", "calibrate": "it measures this machine alone"}
 
 
@@ -33,9 +35,7 @@ def check_verb(words: Sequence[str], here: bool = True) -> None:
 
 def parsed(function: Callable[..., Any], name: str, words: Sequence[str]) -> dict[str, Any]:
     """The arguments that a function would get from a command line."""
-    import tyro
-
-    return tyro.cli(_recorder(function), prog=name, args=list(words))
+    return call_with_options(_recorder(function), name, words)
 
 
 def _recorder(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:

@@ -24,7 +24,8 @@ class DraftModel:
     """
 
     def __init__(self, model: nn.Module, count: int = 4, memory: int = 256 << 20, **options: Any):
-        self.model, self.count, self.memory, self.options = model.eval(), count, memory, options
+        self.model, self.count, self.memory = model.eval(), count, memory
+        self.options = {"level": "O0", **options}
         self.shadows: dict[TokenSequence, TokenSequence] = {}  # with the same tokens, and blocks in the draft's cache
 
     def bind(self, budget: int, most: int, longest: int, vocabulary: int) -> None:

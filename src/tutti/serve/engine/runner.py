@@ -124,7 +124,7 @@ class Runner:
             self.encoding = function(run, inputs, nowhere, store=self.store, **options)
         pack(self.store, blank=CACHE)
         single = device.type == "cpu" and len(self.store.parts) == 1 and not in_group()
-        compiled = single and dtype in DTYPES and options.get("level") == "O0" and self.encoder is None
+        compiled = single and dtype in DTYPES and options["level"] == "O0" and self.encoder is None
         if compiled and is_own(self.function.graph):
             self.own_threads = torch.get_num_threads()
 
