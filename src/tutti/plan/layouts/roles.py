@@ -6,6 +6,7 @@ of the legal choices of an operator along an axis are allowed. Pinned and stored
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -85,12 +86,11 @@ class Roles(Free):
         self.sequences = sequences(problem)
         lengths = {label: problem.operators[label].outputs[0].shape[1] for label in self.sequences}
         self.stripes = stripes
-        rows = {
-            (label, 0): Split(1, n // book.cp if self.stripes else 1, unit=int(n % book.cp > 0))
-            for label, n in lengths.items()
-        }
-        self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
-        self.stream = _stream(problem, follow(problem, rows, book.tp)) if book.sp else {}
+        uneven = {label: int(n % book.cp > 0) for label, n in lengths.items()}
+        contiguous = {(label, 0): Split(1, unit=uneven[label]) for label in lengths}
+        striped = {(label, 0): Split(1, n // book.cp, unit=uneven[label]) for label, n in lengths.items()}
+        self.along = follow(problem, striped if stripes else contiguous, book.cp) if book.cp > 1 else {}
+        self.stream = _stream(problem, follow(problem, contiguous, book.tp)) if book.sp else {}
         if (book.ep > 1 or book.folded) and not self.experts.factors:
             what = "'experts'" if book.folded else "axis 'ep'"
             raise ValueError(f"plan {str(book)!r}: the model has no experts that {what} could split; write dp")
@@ -224,16 +224,32 @@ def _along(o: Operator, dim: int, choices: Sequence[Choice | None], outer: int =
 def _stream(problem: Problem, along: Mapping[str, Choice]) -> dict[str, Choice]:
     """The choices of norms over (batch, sequence, hidden), and of elementwise operators of that shape.
 
+    Sums of the outputs of matrix products are left out: devices add their partial sums and reduce the result once.
+
     along: choices that split the sequence.
     """
     norms = {label: o.outputs[0].shape for label, o in problem.operators.items() if "norm" in str(o.target)}
     shapes = {shape for label, shape in norms.items() if label in along and len(shape) == 3}
+    partial = _partial_sums(problem)
 
-    def between(o: Operator) -> bool:
-        return "norm" in str(o.target) or torch.Tag.pointwise in getattr(o.target, "tags", ())
+    def between(label: str, o: Operator) -> bool:
+        return label in norms or (torch.Tag.pointwise in getattr(o.target, "tags", ()) and label not in partial)
 
     candidates = ((label, problem.operators[label]) for label in along)
-    return {label: along[label] for label, o in candidates if o.outputs[0].shape in shapes and between(o)}
+    return {label: along[label] for label, o in candidates if o.outputs[0].shape in shapes and between(label, o)}
+
+
+def _partial_sums(problem: Problem) -> set[str]:
+    """Matrix products, and operators that are linear in their outputs and read nothing else."""
+    operands: dict[str, set[str]] = defaultdict(set)
+    for edge in problem.edges:
+        operands[edge.reader].add(edge.tensor[0])
+    partial: set[str] = set()
+    for label, o in problem.operators.items():
+        linear = operands[label] and any(len(sums) == len(o.rule.inputs) for sums in o.rule.linear)
+        if o.target in FLOPS or (linear and operands[label] <= partial):
+            partial.add(label)
+    return partial
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
