@@ -58,11 +58,6 @@ def test_blocks_begin_with_a_gather_and_end_with_a_scatter(plan):
     large = [c for c in step.collectives() if c.bytes >= stream // 2 and "/update/" not in c.label]
     kinds = {c.kind for c in large if "layers" in c.label}
     assert "all_reduce" not in kinds and {"all_gather", "reduce_scatter"} <= kinds
-    scatters = [
-        c.label for c in large if c.kind == "reduce_scatter" and "layers" in c.label and "/recompute/" not in c.label
-    ]
-    # In each layer attention and MLP, forward and backward.
-    assert len(scatters) == 4 * 2
 
 
 def test_experts_over_tp_take_the_sequence_as_it_lies():

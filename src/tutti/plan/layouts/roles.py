@@ -6,7 +6,6 @@ of the legal choices of an operator along an axis are allowed. Pinned and stored
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -224,40 +223,16 @@ def _along(o: Operator, dim: int, choices: Sequence[Choice | None], outer: int =
 def _stream(problem: Problem, along: Mapping[str, Choice]) -> dict[str, Choice]:
     """The choices of norms over (batch, sequence, hidden), and of elementwise operators of that shape.
 
-    Sums of the outputs of matrix products add partial sums, so that devices reduce the result once.
-
     along: choices that split the sequence.
     """
     norms = {label: o.outputs[0].shape for label, o in problem.operators.items() if "norm" in str(o.target)}
     shapes = {shape for label, shape in norms.items() if label in along and len(shape) == 3}
-    partial = _partial_sums(problem)
-    stream = {}
-    for label, choice in along.items():
-        o = problem.operators[label]
-        if o.outputs[0].shape not in shapes:
-            continue
-        if label in norms:
-            stream[label] = choice
-        elif torch.Tag.pointwise in getattr(o.target, "tags", ()):
-            stream[label] = Choice(linear=partial[label]) if label in partial else choice
-    return stream
 
+    def between(o: Operator) -> bool:
+        return "norm" in str(o.target) or torch.Tag.pointwise in getattr(o.target, "tags", ())
 
-def _partial_sums(problem: Problem) -> dict[str, frozenset[int]]:
-    """The operands of matrix products' sums: of operators that are linear in all operands, all of which are outputs of
-    matrix products or of such operators. Matrix products themselves have none."""
-    operands: dict[str, set[str]] = defaultdict(set)
-    for edge in problem.edges:
-        operands[edge.reader].add(edge.tensor[0])
-    partial: dict[str, frozenset[int]] = {}
-    for label, o in problem.operators.items():
-        if o.target in FLOPS:
-            partial[label] = frozenset()
-            continue
-        every = frozenset(range(len(o.rule.inputs)))
-        if every in o.rule.linear and operands[label] and operands[label] <= partial.keys():
-            partial[label] = every
-    return partial
+    candidates = ((label, problem.operators[label]) for label in along)
+    return {label: along[label] for label, o in candidates if o.outputs[0].shape in shapes and between(o)}
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:

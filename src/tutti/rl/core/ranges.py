@@ -110,6 +110,7 @@ RANGES: dict[str, Range] = {
     "exploration_fraction": _share("of learning", above=True),
     "expert_fraction": _share("of learning", above=True),
     "exploration_initial_eps": _share("probability"),
+    "epsilon": _share("probability"),
     "exploration_final_eps": _share("probability"),
     "expert_share": _share("probability"),
     "real_ratio": _share("of a batch"),

@@ -19,9 +19,8 @@ PRESETS: dict[str, Preset] = {
         "n_envs": 64, "n_steps": 32, "batch_size": 1536, "n_epochs": 8, "learning_rate": 1e-3}),
     "qmix-battle": Preset("QMIX", "Battle-3m", 80_000, 17.0, _REPLAY),
     "vdn-battle": Preset("VDN", "Battle-3m", 80_000, 13.0, {**_REPLAY, "n_step": 5, "learning_rate": 5e-4}),
-    "coma-battle": Preset("COMA", "Battle-3m", 100_000, 13.0, {
-        "n_envs": 64, "n_steps": 8, "hidden": (128,), "activation": "relu", "learning_rate": 1e-3,
-        "critic_learning_rate": 5e-4, "td_lambda": 0.9, "ent_coef": 0.02}),
+    "coma-battle": Preset("COMA", "Battle-3m", 160_000, 13.0, {
+        "n_envs": 64, "n_steps": 32, "batch_size": 512, "hidden": (128, 128), "activation": "tanh", "gamma": 0.9}),
     "maddpg-spread": Preset("MADDPG", "simple_spread_v3", 80_000, -18.5, {
         "n_envs": 32, "n_steps": 2, "gradient_steps": 2, "learning_rate": 2e-3, "gamma": 0.9, "tau": 0.02}),
 }  # fmt: skip

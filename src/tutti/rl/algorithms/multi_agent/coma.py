@@ -7,7 +7,9 @@ agent's advantage compares its action with what its policy would do on average:
 
 so that it is told what it has contributed itself. The critic sees the overview, the agent's observation and index, and
 the actions of the others. It is fitted to TD(lambda) targets of a slow copy, the policy then takes one step along
-E[sum_i A_i grad log pi_i(a_i|o_i)].
+E[sum_i A_i grad log pi_i(a_i|o_i)]. As in the paper, policies give each possible action a least probability:
+
+    pi_i(a|o) = (1 - epsilon) softmax(logits)_a + epsilon / n    for n possible actions
 """
 
 from __future__ import annotations
@@ -41,19 +43,20 @@ class COMA(OnPolicy):
         """critic_learning_rate: learning rate of the critic; learning_rate: that of the policy. td_lambda: lambda of
         the critic's targets. tau: rate of the slow copy, in each step of the critic. critic_epochs: passes of the
         critic over a rollout, in batches of batch_size steps of the team. normalize_advantage: whether advantages are
-        scaled to a variance of 1 over a rollout."""
+        scaled to a variance of 1 over a rollout. epsilon: the probability of a random action, as above."""
 
         n_envs: int = 32
-        n_steps: int = 16
+        n_steps: int = 32
         learning_rate: Rate = 1e-3
         critic_learning_rate: Number = 1e-3
         td_lambda: Number = 0.8
         tau: Number = 0.05
-        critic_epochs: int = 4
-        batch_size: int = 128
+        critic_epochs: int = 8
+        batch_size: int = 256
         ent_coef: Number = 0.01
         max_grad_norm: Number = 10.0
         normalize_advantage: bool = True
+        epsilon: Number = 0.1
 
     actions = (spaces.Discrete,)
     gaps = True
@@ -82,7 +85,12 @@ class COMA(OnPolicy):
         return {"actor": learner["actor"]}
 
     def logits(self, actor: Tensor, seen: Tree) -> Tensor:
-        return masked(self.pi(actor, teams.with_ids(seen["obs"])), seen.get("mask"))
+        """log pi (..., agents, actions)."""
+        mask, c = seen.get("mask"), self.config
+        logits = masked(self.pi(actor, teams.with_ids(seen["obs"])), mask)
+        uniform = masked(torch.zeros_like(logits), mask).softmax(-1)
+        probability = (1 - c.epsilon) * logits.softmax(-1) + c.epsilon * uniform
+        return masked(probability.clamp(min=1e-30).log(), mask)
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
         logits, d = self.logits(policy["actor"], seen), self.distribution
