@@ -19,7 +19,7 @@ PRESETS = {
                              data="pendulum-mixed"),
     "awac-pendulum": Preset("AWAC", "Pendulum-v1", 4_000, -250.0, {**PENDULUM, "temperature": 1.0},
                             data="pendulum-mixed"),
-    "iql-pendulum": Preset("IQL", "Pendulum-v1", 10_000, -250.0, {
+    "iql-pendulum": Preset("IQL", "Pendulum-v1", 16_000, -250.0, {
         **PENDULUM, "temperature": 0.3, "expectile": 0.8,
     }, data="pendulum-mixed"),
     "cql-pendulum": Preset("CQL", "Pendulum-v1", 4_000, -250.0, {
