@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -200,6 +201,12 @@ def test_images_of_a_folder(tmp_path):
     assert [x.tokens for x in engine(tmp_path).generate(requests(prompts))] == generated_tokens(model, prompts)
 
 
+@pytest.fixture(scope="module")
+def engines():
+    """An engine for each family, created when a test first asks for it."""
+    return functools.cache(lambda family: engine(encoders.llava() if family == "LLaVA" else encoders.model_of(family)))
+
+
 @pytest.mark.parametrize("family, request_, message", [
     ("T5", {"prompt": []}, "empty"),
     ("T5", {"prompt": [300]}, "token 300"),
@@ -217,10 +224,10 @@ def test_images_of_a_folder(tmp_path):
     ("LLaVA", {"prompt": [5], "inputs": {"pixel_values": "a"}}, "not a tensor"),
     ("T5", {"prompt": [5], "inputs": {"decoder_input_ids": torch.ones(2, 2).long()}}, r"\(1, n\)"),
 ])  # fmt: skip
-def test_impossible_requests(family, request_, message):
-    model = encoders.llava() if family == "LLaVA" else encoders.model_of(family)
+def test_impossible_requests(family, request_, message, engines):
     with pytest.raises(ValueError, match=message):
-        engine(model).add(Request(**request_))
+        engines(family).add(Request(**request_))
+    assert not engines(family).busy
 
 
 def test_what_an_encoder_does_not_allow():
