@@ -51,7 +51,7 @@ def plain(text: str) -> str:
             lines[-1] = lines[-1].strip() if lines[-1].endswith(".") else f"{lines[-1].strip()}:"
         elif not line.startswith("\u2570"):
             at = len(line) - len(line.lstrip())
-            is_description = at > 9 and lines and lines[-1][at - 2 : at] == "  " and lines[-1][at : at + 1].strip()
+            is_description = at > 7 and lines and lines[-1][at - 2 : at] == "  " and lines[-1][at : at + 1].strip()
             goes_on = is_description or (at > 0 and lines and lines[-1].startswith("usage:"))
             lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line.rstrip()]
     return "\n".join(lines).replace("\u2022", "-").strip() + "\n"

@@ -62,3 +62,22 @@ def test_a_verb_is_called_with_options(capsys):
         with pytest.raises(SystemExit) as ended:
             call_verb({"sum": add, "again": add}, "tutti", "Sums.", words)
         assert ended.value.code == code
+
+
+def listen(keys: tuple[str, ...] = (), port: int = 1) -> tuple[tuple[str, ...], int]:
+    """Listen.
+
+    Args:
+        keys: Who may ask.
+        port: Where.
+    """
+    return keys, port
+
+
+@pytest.mark.parametrize("words", [["--keys"], ["--keys", "--port", "2"], ["--port", "2", "--keys"]])
+def test_an_option_of_several_values_has_one(words):
+    with pytest.raises(ValueError, match="--keys has no value; is a variable of the shell empty"):
+        call_with_options(listen, "tutti listen", words)
+    with pytest.raises(ValueError, match="--keys has no value"):
+        call_verb({"listen": listen, "sum": add}, "tutti", "Servers.", ["listen", *words])
+    assert call_with_options(listen, "tutti listen", ["--keys", "a", "b", "--port", "2"]) == (("a", "b"), 2)

@@ -88,7 +88,7 @@ def test_all_algorithms_have_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_every_option_has_an_effect_or_is_refused(name):
     assert without_effect(name) == [], (
-        "choose values in tests/rl_cases.py with which it matters, or refuse it (`unused`)"
+        "choose values in tests/rl_cases.py or in OTHERS above with which it matters, or refuse it (`unused`)"
     )
 
 

@@ -16,6 +16,7 @@ import tiny
 from transformers import PreTrainedTokenizerFast
 from web import JSON, Running
 
+from tutti import cli
 from tutti.serve import Engine
 from tutti.serve.server import prompts
 from tutti.serve.server.app import Options
@@ -169,6 +170,14 @@ def ask(app: Any, headers: list[tuple[bytes, bytes]], path: str = "/v1/models", 
             return await client.request("POST" if more else "GET", path, headers=headers, **more)
 
     return asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["", " ", "a ", "a\n", "a\0b"])
+def test_a_key_that_opens_the_server_or_that_none_can_send_is_refused(key, capsys):
+    with pytest.raises(ValueError, match="API key 1 is empty, or has spaces around it or a control character"):
+        Access(("good", key))
+    assert cli.main(["serve", "nowhere", "--port", "0", "--keys", key]) == 2
+    assert "API key 0 is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ODD)

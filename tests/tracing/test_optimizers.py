@@ -620,8 +620,27 @@ def test_what_a_registered_update_may_not_return():
             returning(torch.zeros(2), {})
         with pytest.raises(ValueError, match=r"returned mean with shape \(2,\); it must be \(\)"):
             returning(torch.zeros(2), {"mean": torch.zeros(2)})
+        register(Bad)(lambda group, param, grad, state, step, lr: param - grad)
+        params = {"p": torch.nn.Parameter(torch.zeros(2))}
+        with pytest.raises(ValueError, match="returned Tensor; it must return the new parameter and a dict"):
+            by_update(Bad(params.values()), params, [{"p": torch.zeros(2)}])
     finally:
         del TABLE[Bad]
+
+
+@pytest.mark.parametrize("read", [lambda group: group["lr"], lambda group: group.get("lr")])
+def test_an_update_may_not_read_the_rate_of_the_group(read):
+    class Frozen(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+    register(Frozen)(lambda group, param, grad, state, step, lr: (param - read(group) * grad, {}))
+    params = {"p": torch.nn.Parameter(torch.zeros(2))}
+    try:
+        with pytest.raises(ValueError, match="use the argument lr, which holds the rate of each step"):
+            by_update(Frozen(params.values()), params, [{"p": torch.zeros(2)}])
+    finally:
+        del TABLE[Frozen]
 
 
 def test_examples_of_adding_an_optimizer():

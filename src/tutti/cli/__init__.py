@@ -206,7 +206,11 @@ def _help(verb: str, rest: list[str]) -> str | None:
     """What `tutti VERB --help`, or that of a verb of its own, prints; None for anything else."""
     if not rest or rest[-1] not in ("-h", "--help"):
         return None
-    return json.loads(HELP.read_text()).get(" ".join([verb, *rest[:-1]])) if HELP.exists() else None
+    if not HELP.exists():
+        return None
+    texts = json.loads(HELP.read_text())
+    inner = VERBS[verb].verbs + VERBS[verb].modes
+    return texts.get(" ".join([verb, *rest[:-1]])) or (texts.get(f"{verb} {rest[0]}") if rest[0] in inner else None)
 
 
 def wrapped(text: str, width: int) -> str:

@@ -42,6 +42,8 @@ def unbroken(shown: Table) -> int:
 
 
 def read(file: Path) -> Plan:
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}")
     try:
         return Plan.load(file)
     except ValueError as error:

@@ -39,8 +39,8 @@ def train(
         config: A TOML file, or a preset such as ppo-cartpole (`tutti rl list` shows all).
         steps: Number of steps of all environments together.
         seed: Random seed of weights, environments and exploration.
-        level: O2 compiles whole iterations; O0 runs operators one by one; eager is plain Python.
-        out: Folder for checkpoints, the curve and TensorBoard's files.
+        level: O2 compiles whole iterations, O1 groups of operators; O0 runs operators one by one, eager plain Python.
+        out: Folder for checkpoints, the curve and TensorBoard's files; by default out/rl/ and the name of the config.
         threshold: End when an evaluation reaches this mean return.
         option: An option of the algorithm, as in `--option gamma=0.98`. May be repeated.
         placement: Where acting and learning run: fused, learners, actors, async, environments or server.

@@ -191,9 +191,21 @@ def _check_folder(run: RunConfig, folder: Path) -> dict[str, Any]:
     config = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
     path = folder / CONFIG
     if path.exists() and (before := _json(path, dict)) != config:
-        differ = [key for key in config | before if before.get(key) != config.get(key)]
-        raise ValueError(f"{folder} has another run: {', '.join(differ)} differ; choose another --out or delete it")
+        differences = "; ".join(_differences(before, config))
+        raise ValueError(f"{folder} has another run: {differences}; choose another --out or delete it")
     return config
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two configs, options of the algorithm one by one."""
+    texts = []
+    for key in dict.fromkeys((*before, *now)):
+        a, b = before.get(key), now.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            texts += _differences(a, b)
+        elif a != b:
+            texts.append(f"{key} was {a}, not {b}")
+    return texts
 
 
 def options_of(run: RunConfig) -> dict[str, Any]:

@@ -59,13 +59,13 @@ def serve(
 
     Args:
         model: Folder of a training run, of a checkpoint, or of a transformers model; or a file in GGUF.
-        host: Address to bind to. 0.0.0.0 lets other machines in: set `keys` then.
+        host: Address to bind to. 0.0.0.0 lets other machines in: give --keys then.
         port: Port to bind to.
         name: Name of the model in the API. By default the name of its folder.
         workers: Processes with an engine each, behind this port. A worker that ends is started again.
         plan: How the model is split over devices, such as tp2.
         cluster: The devices, such as cpu:2. By default those of this job.
-        level: How steps are compiled.
+        level: How steps are compiled: O0 runs operator by operator, O1 compiles groups of operators, O2 whole layers.
         memory: GiB of the KV cache, of each worker.
         cache_dtype: "int8" rounds keys and values of the cache, which then has room for about twice as many; "int4" for
             more than three times as many, with larger errors.
@@ -79,7 +79,7 @@ def serve(
         rate: Requests of a key, or an address, in a minute; 0 is no limit.
         queue: Requests that a worker may have unfinished at once; more are answered with 429.
         body: Largest body of a request in bytes.
-        allowed_hosts: Further names that the server answers to without keys, besides localhost and `host`; * is any.
+        allowed_hosts: Further names that the server answers to without keys, besides localhost and --host; * is any.
         max_logprobs: Most likely tokens that a request may have reported with each token.
         trust_request_chat_template: Let requests give a chat template, which is a program that the server runs.
         self_check: Compare the engine's logits with those of the model's own forward pass before serving.
@@ -97,8 +97,10 @@ def serve(
             raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
     from tutti.serve.server.app import Options, application
+    from tutti.serve.server.limits import Access
     from tutti.serve.server.router import Remote, end_with_the_router, processes, worker_command
 
+    Access(keys, rate)  # checks the keys before the model is loaded
     name = name or Path(model).resolve().name
     if workers > 1 and replicas:
         raise ValueError("--workers are processes here, and --replicas are elsewhere: give one of them")
@@ -126,7 +128,7 @@ def serve(
 
 
 def arguments_of_worker(arguments: Json) -> list[str]:
-    """The arguments of a server behind a router. given: those of `serve`, of the router and its workers together."""
+    """The arguments of a server behind a router. arguments: those of `serve`."""
     name = arguments["name"] or Path(arguments["model"]).resolve().name
     return [arguments["model"], "--name", name, *_arguments(arguments, OF_ROUTER)]
 
@@ -142,7 +144,7 @@ OF_ROUTER = "model", "host", "port", "name", "workers", "rate", "allowed_hosts",
 
 
 def route_to(workers: Sequence[Worker], arguments: Json, what: str) -> None:
-    """Serve with workers behind one port, until SIGTERM or Ctrl-C. given: the arguments of `serve`."""
+    """Serve with workers behind one port, until SIGTERM or Ctrl-C. arguments: those of `serve`."""
     import uvicorn
 
     from tutti.serve.server.limits import Access

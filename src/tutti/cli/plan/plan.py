@@ -103,7 +103,8 @@ def make(
     Args:
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, h800, b200, gb200, l40s,
             rtx-4090, mi300x, ascend-910, ascend-910b), the number of nodes and of devices per node: h100:16x8,
-            a100-80:8, gb200:4x72, cpu:4; or a JSON file.
+            a100-80:8, gb200:4x72, cpu:4; h100:64/3x16x8 (64 pods of 16 nodes, the spine
+            oversubscribed three times); or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
             pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-dualpipev, pp4-auto, pp4-seq1f1b4; context and
             expert parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; ZeRO over 8 of
@@ -118,7 +119,7 @@ def make(
         accumulate: Microbatches per update. auto: searched; with --plan, the fastest by estimate of those that fit.
         recompute: With --plan, what the backward pass recomputes: layers (activations inside layers), attention, names
             of operators (silu, '*norm*') or labels of a plan. In a plan's name: tp8xrecompute-attention.
-        level: O0 runs operator by operator, O2 fuses the operators between two collectives.
+        level: O0 runs operator by operator, O1 compiles groups of operators, O2 whole layers.
         budget: Seconds, once the model is captured, after which the search ends with the best plan so far. If none fits
             yet, it goes on while one may. It also ends by itself, after 20 nominal seconds of work (about as many on
             an idle core), or in proportion more with a budget above 90.

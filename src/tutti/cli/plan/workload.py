@@ -15,6 +15,7 @@ from tutti.compat.adapters import peft_model
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.variants.rebatch import Steps
 from tutti.lower.variants.vary import vary
+from tutti.optim import AdamW8bit, Lamb, Lion
 from tutti.plan.variant import PLAIN, Variant
 from tutti.progress import Say
 from tutti.tracing.batch import Batch, FlatBatch
@@ -23,7 +24,9 @@ from tutti.tracing.load import load, suiting
 from tutti.tracing.optimizers import TABLE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {kind.__name__.lower(): kind for kind in TABLE}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    kind.__name__.lower(): kind for kind in (*TABLE, AdamW8bit, Lamb, Lion)
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Workload:
     seq: int = 1024
     """Tokens per sequence."""
     optimizer: str = "adamw"
-    """A class of torch.optim in lower case: adamw, adam, sgd, adafactor, ..."""
+    """A class of torch.optim or tutti.optim in lower case: adamw, adam, sgd, adafactor, lion, ..."""
     dtype: str = "bfloat16"
     """Parameters of a transformers model: bfloat16 or float32."""
     masters: bool = True

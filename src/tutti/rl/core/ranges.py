@@ -165,10 +165,13 @@ RANGES: dict[str, Range] = {
 
 def check(name: str, x: Any, own: Range | None = None) -> None:
     """Raise ValueError, with the option, its value and the range, for a number outside of it. Numbers may be tensors,
-    tuples of numbers, or functions of the remaining progress, which are tried at 1, 1/2 and 0."""
-    if x is None or isinstance(x, str | bool) or name not in RANGES:
+    tuples of numbers, or functions of the remaining progress, which are tried at 1, 1/2 and 0.
+
+    own: the range, instead of the table's. An option without either may have any value.
+    """
+    own = own or RANGES.get(name)
+    if own is None or x is None or isinstance(x, str | bool):
         return
-    own = own or RANGES[name]
     if callable(x) and not isinstance(x, Tensor):
         for left in (1.0, 0.5, 0.0):
             rate: Any = x(torch.tensor(left))

@@ -66,9 +66,14 @@ class Access:
     """Checks keys and rates.
 
     keys: who may ask; empty: everybody. rate: requests of a key or address in a minute; 0: as many as it likes.
+    Raises ValueError for a key that no header can hold, such as an empty one.
     """
 
     def __init__(self, keys: Sequence[str] = (), rate: float = 0):
+        for i, key in enumerate(keys):
+            if not key or key.strip() != key or not key.isprintable():
+                raise ValueError(f"API key {i} is empty, or has spaces around it or a control character: requests "
+                                 "cannot send it; is a variable of the shell empty?")  # fmt: skip
         self.keys, self.rate = [x.encode() for x in keys], rate
         self.left: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # requests left, and when that was
 

@@ -76,7 +76,7 @@ class RayReplica(Worker):
 
 
 def serve(job: ClusterJob, own: Ray, where: Path, logs: Path, arguments: Json) -> None:
-    """Serve with `job.replicas` actors until SIGTERM or Ctrl-C. given: the arguments of `tutti serve`."""
+    """Serve with `job.replicas` actors until SIGTERM or Ctrl-C. arguments: those of `tutti serve`."""
     connect(own.address)
     words = ["-m", "tutti.launch.worker", "-m", "tutti.cli", "serve", *arguments_of_worker(arguments),
              "--host", "0.0.0.0", "--port", "{port}"]  # fmt: skip

@@ -1,5 +1,8 @@
 """One parameter's update: the optimizer's rule, with masters, loss scaling, skipping, rounding and marks around it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -72,15 +75,16 @@ def _rounded(x: Tensor) -> Tensor:
 def _chosen(rule: UpdateRule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
             skip: Tensor | None, scale: Tensor | None) -> tuple[Tensor, State]:  # fmt: skip
     """Apply the rule's update with the scaled gradient. Returns the old values if the update is skipped."""
+    group = _Constants(group)
     if rule.fused:
         return rule.update(group, param, grad, state, step, lr, skip, scale)
     grad = (grad if scale is None else wide(grad) * scale).to(param.dtype)
     if rule.low_precision:
-        new, new_state = rule.update(group, param, grad, state, step, lr)
+        results = rule.update(group, param, grad, state, step, lr)
     else:
         widened = {key: wide(value) for key, value in state.items()}
-        new, new_state = rule.update(group, wide(param), wide(grad), widened, step, lr)
-    _check_results(rule, param, state, new, new_state)
+        results = rule.update(group, wide(param), wide(grad), widened, step, lr)
+    new, new_state = _checked(rule, param, state, results)
     new, new_state = _like(new, param), {key: _like(new_state[key], old) for key, old in state.items()}
     if skip is None:
         return new, new_state
@@ -93,10 +97,29 @@ def _like(new: Tensor, old: Tensor) -> Tensor:
     return new.to(old.dtype) if new.device == old.device else torch.ops.aten.copy.default(old, new)
 
 
-def _check_results(rule: UpdateRule, param: Tensor, state: State, new: Tensor, new_state: State) -> None:
+class _Constants(Group):
+    """A parameter group without its learning rate, which changes: reading it raises ValueError."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "lr":
+            raise ValueError("the update reads group['lr'], which would stay as it is at the first step; "
+                             "use the argument lr, which holds the rate of each step")  # fmt: skip
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401
+
+
+def _checked(rule: UpdateRule, param: Tensor, state: State, results: tuple[Tensor, State]) -> tuple[Tensor, State]:
+    """The results of an update. Raises ValueError for a wrong number of results, wrong names and shapes."""
     name = getattr(rule.update, "__name__", "the update")
+    if not isinstance(results, tuple) or len(results) != 2 or not isinstance(results[1], Mapping):
+        raise ValueError(f"{name} returned {type(results).__name__}; it must return the new parameter and a dict of "
+                         "the new state, which is empty for an optimizer without state")  # fmt: skip
+    new, new_state = results
     if new_state.keys() != state.keys():
         raise ValueError(f"{name} returned the state {sorted(new_state)}, but was given {sorted(state)}")
     for key, old, x in (("the parameter", param, new), *((key, old, new_state[key]) for key, old in state.items())):
         if x.shape != old.shape:
             raise ValueError(f"{name} returned {key} with shape {tuple(x.shape)}; it must be {tuple(old.shape)}")
+    return new, new_state
