@@ -55,7 +55,7 @@ def plan_serve(
         trace_file: JSONL with `at`, `prompt` and `tokens`, instead of the four above.
         ttft: Objective: seconds to the first token.
         tpot: Objective: seconds for each further token.
-        budget: Tokens of a step.
+        budget: Tokens of a step. (In `tutti plan` it is seconds, which are --search-seconds here.)
         most: Sequences that an engine runs at once.
         top: Placements to print.
         seed: Random seed of arrivals and lengths.
