@@ -122,7 +122,7 @@ def test_parts_that_are_given_and_why_a_parameter_lies_so(model, capsys):
     assert re.search(rf"^were param:{re.escape(up)} (dp:\S+ )?tp:S0: [+-][\d.]+ \w+ a step \(", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lion"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lion", "lamb", "adamw8bit"])
 def test_an_import_path(capsys, optimizer):
     options = ["--cluster", "cpu:2", "--plan", "dp", "--optimizer", optimizer]
     code, out, err = run(capsys, "plan", "--model", "test_cli_plan:scalar", *options)

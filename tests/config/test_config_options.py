@@ -80,4 +80,6 @@ def test_an_option_of_several_values_has_one(words):
         call_with_options(listen, "tutti listen", words)
     with pytest.raises(ValueError, match="--keys has no value"):
         call_verb({"listen": listen, "sum": add}, "tutti", "Servers.", ["listen", *words])
+    with pytest.raises(SystemExit):
+        call_with_options(listen, "tutti listen", [*words, "--help"])
     assert call_with_options(listen, "tutti listen", ["--keys", "a", "b", "--port", "2"]) == (("a", "b"), 2)

@@ -75,3 +75,10 @@ def test_what_cannot_be_split():
     model, data = zoo.llama(1), zoo.tokens()
     with pytest.raises(ValueError, match="sp splits the sequence over tp; add tp2 or more"):
         tutti.parallelize(model, adam(model), data, cluster="cpu:2", plan="dp2xsp", level="O0")
+    for plan, devices, length, message in (
+        ("cp2xtp4xsp", 8, 12, "parts of 6 of its sequence do not divide into 4 parts"),
+        ("cp2xtp2xsp", 4, 10, "parts of 5 of its sequence do not divide into 2 parts"),
+    ):
+        data = zoo.tokens(length=length)
+        with pytest.raises(ValueError, match=message):
+            tutti.parallelize(model, adam(model), data, cluster=f"cpu:{devices}", plan=plan, level="O0")

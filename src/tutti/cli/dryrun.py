@@ -53,7 +53,7 @@ def dryrun(
         plan: A plan saved by `tutti plan --save`.
         cluster: A known device, the number of nodes and of devices per node: h100:16x8, cpu:4; or a JSON file.
             Default: the cluster of the plan.
-        level: O0 runs operator by operator, O2 fuses the operators between two collectives.
+        level: O0 runs operator by operator, O1 compiles groups of operators, O2 whole layers.
         overlap: Start collectives early, await them late, and order operators to hide them. auto: yes, except on CPUs,
             which compute and communicate on the same cores.
         timeline: Write a trace for https://ui.perfetto.dev to this JSON file.

@@ -106,8 +106,10 @@ def launch(argv: list[str]) -> int | None:
     served: dict[str, Any] = {}
     if job.verb == "serve":
         from tutti.serve.command import arguments_of_router, arguments_of_worker, serve
+        from tutti.serve.server.limits import Access
 
         served = parsed(serve, "tutti serve", words[1:])
+        Access(served["keys"])  # checks the keys
         job = replace(job, words=("serve", *arguments_of_worker(served)), router=tuple(arguments_of_router(served)))
     return RUN[cluster](options, job, served)
 

@@ -42,10 +42,10 @@ def unbroken(shown: Table) -> int:
 
 
 def read(file: Path) -> Plan:
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}")
     try:
         return Plan.load(file)
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file}") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 

@@ -34,6 +34,8 @@ def call_verb(verbs: Mapping[str, Callable[..., Any]], name: str, description: s
 
 def _refuse_empty(function: Callable[..., Any], words: Sequence[str]) -> None:
     """Raise ValueError for an option of several values that has none, as after an empty variable of the shell."""
+    if "--help" in words or "-h" in words:
+        return
     several = {name for name, parameter in inspect.signature(function).parameters.items() if parameter.default == ()}
     for word, following in itertools.pairwise([*words, "--"]):
         if word.startswith("--") and word[2:].replace("-", "_") in several and following.startswith("--"):

@@ -200,11 +200,11 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs between two configs, options of the algorithm one by one."""
     texts = []
     for key in dict.fromkeys((*before, *now)):
-        a, b = before.get(key), now.get(key)
+        a, b = before.get(key, "not given"), now.get(key, "not given")
         if isinstance(a, dict) and isinstance(b, dict):
             texts += _differences(a, b)
         elif a != b:
-            texts.append(f"{key} was {a}, not {b}")
+            texts.append(f"{key} was {a} and is {b}")
     return texts
 
 

@@ -38,8 +38,8 @@ def plus_minus(error: float | None) -> str:
 def kind_of(step: DryRun | StepGraph) -> str:
     """Whether a step routes tokens to experts."""
     graphs = [part.program.graph for part in step.parts] if isinstance(step, DryRun) else [step.graph]
-    targets = {getattr(node.target, "_schema", None) for graph in graphs for node in graph.nodes}
-    return EXPERTS if any(t and t.name.startswith(ROUTED) for t in targets) else DENSE
+    schemas = (getattr(node.target, "_schema", None) for graph in graphs for node in graph.nodes)
+    return EXPERTS if any(schema and schema.name.startswith(ROUTED) for schema in schemas) else DENSE
 
 
 def within(errors: Iterable[float]) -> float:

@@ -231,4 +231,4 @@ def test_train_runs_a_saved_placement(tmp_path, capsys):
     assert cli.main(["rl", "train", str(config), "--plan", str(file), "--ranks", "2"]) == 2
     assert "leave out those options" in capsys.readouterr().err
     assert cli.main(["rl", "train", str(config), "--placement", "actors", "--ranks", "2", "--out", str(out)]) == 2
-    assert "has another run: placement was learners, not actors; choose" in capsys.readouterr().err
+    assert "has another run: placement was learners and is actors; choose" in capsys.readouterr().err

@@ -51,9 +51,9 @@ def plan_align(
         epochs: How often a round is learned. Default: 4 for ppo, 1 for grpo.
         reference: Whether there is a reference model. Default: for ppo.
         reward_model: Whether a model of the same size gives rewards. Default: for ppo.
-        optimizer: A class of torch.optim in lower case.
+        optimizer: A class of torch.optim in lower case; or adamw8bit, lamb, lion of tutti.optim.
         dtype: Dtype of parameters: bfloat16 or float32.
-        level: O0 runs steps of training operator by operator, O2 fuses operators.
+        level: O0 runs steps of training operator by operator, O1 compiles groups of operators, O2 whole layers.
         top: Placements to print.
         save: Write all placements to this JSON file.
     """

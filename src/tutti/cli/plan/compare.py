@@ -47,7 +47,7 @@ def plan_compare(
         tokens: Also print how long training on so many tokens takes: 1e12.
         price: Price of a device hour: also print what these tokens cost. One for both, or one for each.
         what_if: Other figures of both clusters, as for `tutti plan`.
-        level: O0 runs operator by operator, O2 fuses the operators between two collectives.
+        level: O0 runs operator by operator, O1 compiles groups of operators, O2 whole layers.
         budget: Seconds for each plan.
     """
     check_amounts(budget, tokens, *price)

@@ -73,7 +73,7 @@ def plan_sweep(
         tokens: Also print how long training on so many tokens takes: 1e12.
         price: Price of a device hour: also print what these tokens cost. One for all, or one for each name or range.
         what_if: Other figures of the clusters, as for `tutti plan`.
-        level: O0 runs operator by operator, O2 fuses the operators between two collectives.
+        level: O0 runs operator by operator, O1 compiles groups of operators, O2 whole layers.
         budget: Seconds for each plan.
         picture: Draw the curves into this .svg, .png or .pdf.
         save: Write the points into this JSON file.

@@ -41,7 +41,7 @@ class Workload:
     seq: int = 1024
     """Tokens per sequence."""
     optimizer: str = "adamw"
-    """A class of torch.optim or tutti.optim in lower case: adamw, adam, sgd, adafactor, lion, ..."""
+    """A class of torch.optim in lower case: adamw, adam, sgd, adafactor, ... Of tutti.optim: adamw8bit, lamb, lion."""
     dtype: str = "bfloat16"
     """Parameters of a transformers model: bfloat16 or float32."""
     masters: bool = True

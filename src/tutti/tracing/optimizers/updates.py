@@ -100,14 +100,17 @@ def _like(new: Tensor, old: Tensor) -> Tensor:
 class _Constants(Group):
     """A parameter group without its learning rate, which changes: reading it raises ValueError."""
 
-    def __getitem__(self, key: str) -> Any:
+    def __init__(self, group: Group):
+        super().__init__({key: value for key, value in group.items() if key != "lr"})
+
+    def __missing__(self, key: str) -> Any:
         if key == "lr":
             raise ValueError("the update reads group['lr'], which would stay as it is at the first step; "
                              "use the argument lr, which holds the rate of each step")  # fmt: skip
-        return super().__getitem__(key)
+        raise KeyError(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401
+        return self[key] if key in self or key == "lr" else default
 
 
 def _checked(rule: UpdateRule, param: Tensor, state: State, results: tuple[Tensor, State]) -> tuple[Tensor, State]:

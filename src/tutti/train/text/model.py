@@ -1,6 +1,5 @@
 """Build the model and the optimizer of a config, as for one device."""
 
-import inspect
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -94,8 +93,7 @@ def build_optimizer(model: torch.nn.Module, optimizer: settings.Optimizer) -> to
         model, matrices, optimizer.weight_decay, optimizer.lr, optimizer.layer_decay, muon=optimizer.name == "muon"
     )
     options = {"momentum": optimizer.momentum} if optimizer.name == "sgd" else {"betas": optimizer.betas}
-    accepted = inspect.signature(kind).parameters
-    return kind(groups, lr=optimizer.lr, **{key: value for key, value in options.items() if key in accepted})
+    return kind(groups, lr=optimizer.lr, **options)
 
 
 def _blank(kind: str) -> PreTrainedConfig:
