@@ -14,7 +14,8 @@
 `cp4` splits the sequence, dim 1 of the batch, over axis `cp` and replicates parameters. Attention is a ring.
 
 `sp` (`tp8xsp`) makes `tp` split norms and the residual stream along the sequence: a reduce-scatter and an all-gather
-around each block instead of all-reduces (Korthikanti et al. 2022). Without it, `tp` does so where it is cheaper.
+around each block instead of all-reduces (Korthikanti et al. 2022). Without it, `tp` does so where it is cheaper. A
+sequence, or its part of `cp`, that does not divide over `tp` stays whole.
 
 `ep4` splits the experts over axis `ep`, and everything else along the batch, as `dp` does. With a capacity, one
 all-to-all sends the slots to their experts and another returns them. Dropless, tokens travel to the devices that have

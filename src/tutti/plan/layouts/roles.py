@@ -89,11 +89,10 @@ class Roles(Free):
         contiguous = {(label, 0): Split(1, unit=uneven[label]) for label in lengths}
         striped = {(label, 0): Split(1, n // book.cp, unit=uneven[label]) for label, n in lengths.items()}
         self.along = follow(problem, striped if stripes else contiguous, book.cp) if book.cp > 1 else {}
-        self.stream = _stream(problem, follow(problem, contiguous, book.tp)) if book.sp else {}
-        for label, n in lengths.items() if self.stream and book.cp > 1 else ():
-            if n % book.cp == 0 and n // book.cp % book.tp:  # both axes split the same dim
-                raise ValueError(f"{label}: parts of {n // book.cp} of its sequence do not divide into {book.tp} "
-                                 "parts, as 'sp' asks; leave out sp")  # fmt: skip
+        # cp and tp split the same dim: a part of cp that does not divide stays whole, as a sequence does without cp.
+        whole = {label for label, n in lengths.items() if n % book.cp == 0 and n // book.cp % book.tp}
+        divided = {key: split for key, split in contiguous.items() if key[0] not in whole}
+        self.stream = _stream(problem, follow(problem, divided, book.tp)) if book.sp else {}
         if (book.ep > 1 or book.folded) and not self.experts.factors:
             what = "'experts'" if book.folded else "axis 'ep'"
             raise ValueError(f"plan {str(book)!r}: the model has no experts that {what} could split; write dp")
