@@ -204,9 +204,7 @@ HELP = Path(__file__).parent / "help.json"  # by docs/generate.py, not wrapped: 
 
 def _help(verb: str, rest: list[str]) -> str | None:
     """What `tutti VERB --help`, or that of a verb of its own, prints; None for anything else."""
-    if not rest or rest[-1] not in ("-h", "--help"):
-        return None
-    if not HELP.exists():
+    if not rest or rest[-1] not in ("-h", "--help") or not HELP.exists():
         return None
     texts = json.loads(HELP.read_text())
     inner = VERBS[verb].verbs + VERBS[verb].modes
