@@ -92,7 +92,7 @@ def test_bits_do_not_depend_on_other_rows(kind, dtype):
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("n, k", [(1, 2), (16, 30), (17, 32), (47, 1090), (64, 1026), (33, 101)])
+@pytest.mark.parametrize("n, k", [(1, 2), (16, 30), (17, 32), (47, 1090), (64, 1026), (33, 101), (1100, 96)])
 def test_bits_of_bfloat16_are_those_of_single_rows(n, k):
     """For every number of rows, with depths and widths that are no multiples of a vector."""
     x, weight, bias = drawn(130, n, k, torch.bfloat16)

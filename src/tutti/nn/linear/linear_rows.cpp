@@ -1,24 +1,24 @@
 // Linear layers for few rows (linear_rows.py, linear_int8.py, linear_int4.py): out = x W^T + bias, with W (n, k) as it is
 // stored.
 //
-// BFloat16 with instructions that add up pairs is multiplied as `transposing.h` says, rows that are rounded to int8 as
-// `rounded.h` and, by tiles, `tiles.h` say. Otherwise the product of a row of x and a row of W is a vector of partial sums
-// over k, which is summed up at the end: always in the same order, so a row of the result does not depend on the others.
-// WIDE rows of W at a time stay in a cache while rows of x pass, up to TALL at a time. Weights of other types become
-// floats or BFloat16 first, PIECE numbers of a row at a time. Threads share the rows of W.
+// The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
+// the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
+// rows of x pass. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time. Threads share
+// the rows of W. Rows that are rounded to int8 are multiplied as `rounded.h` and, by tiles, `tiles.h` say.
 
 #include <ATen/native/CPUBlas.h>
 
 #include "weights.h"
-#include "transposing.h"
 #include "rounded.h"
 #include "tiles.h"
 
 namespace {
 
-constexpr int WIDE = 8, TALL = N == 16 ? 3 : 1;
+constexpr int64_t WIDE = 8;          // rows of W that are multiplied together
+constexpr bool MANY = N == 16;       // registers, for several rows of x
+constexpr int64_t TALL = MANY ? 3 : 1;
 constexpr int64_t APART = PIECE + 32;
-constexpr int64_t NEAR = 512 << 10;    // bytes of x that stay in a core's cache
+constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
 
@@ -43,16 +43,22 @@ struct Part {
   bool first, last;
 };
 
-// Rows of weights that are needed next, `apart` bytes from each other, with 64 numbers in `bytes`.
-struct Ahead {
-  const char* data;
-  int64_t rows, apart, bytes;
+// Weights that are needed next: `bytes` of each of `rows` rows, `apart` bytes from each other. They are fetched in the
+// order of memory, into the nearest cache. Rows side by side would be as many streams, which are read more slowly.
+struct Next {
+  const char* row;
+  int64_t rows, bytes, apart, at = 0;
 
-  // Number k of each row, if it begins a line of a cache, or the 64 packed numbers from k on go on to a new one.
-  void fetch(int64_t k) const {
-    const int64_t at = k * bytes / 64;
-    if (at % 64 >= (bytes < 64 ? bytes : 1)) return;
-    for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(data + i * apart + at, 0, 2);
+  // Fetch LINES lines of a cache. After the last row, the last ones are fetched again.
+  template <int LINES>
+  inline __attribute__((always_inline)) void fetch() {
+#pragma GCC unroll 8
+    for (int i = 0; i < LINES; ++i) __builtin_prefetch(row + at + 64 * i, 0, 3);
+    if (!LINES || (at += 64 * LINES) < bytes) return;
+    if (--rows > 0)
+      row += apart, at = 0;
+    else
+      at -= 64 * LINES;
   }
 };
 
@@ -94,102 +100,131 @@ struct Lanes<float> {
 };
 #endif
 
-// sums (ROWS, WIDE) of vectors += the products of rows of x and of w. In the end their totals stand in the first WIDE
-// numbers of each row.
-template <int ROWS, class T>
-WITH_BFLOAT16 void multiply(const T* x, int64_t stride, const T* const* w, Part part, float* sums, Ahead ahead) {
+// Where the sums of products of rows of x with panels of WIDE rows of W are. Partial sums are vectors.
+struct Sums {
+  float *partial, *totals;  // (rows, WIDE, N), of one panel; (panels, rows, WIDE)
+  int64_t rows;
+};
+
+// Multiply ROWS rows of x by panels of W, one after another. LINES: of what is next that are fetched with every vector
+// of a row.
+template <int ROWS, int LINES, class T>
+WITH_BFLOAT16 __attribute__((noinline)) void multiply(const T* x, int64_t stride, const T* w, int64_t apart,
+                                                      int64_t panels, Part part, Sums to, Next& fetched) {
   using L = Lanes<T>;
-  typename L::Sum sum[ROWS][WIDE];
+  Next next = fetched;  // in registers
+  for (; panels; --panels, w += WIDE * apart, to.totals += to.rows * WIDE) {
+    typename L::Sum sum[ROWS][WIDE];
 #pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
+    for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i)
-      sum[r][i] = part.first ? typename L::Sum(Floats(0.f)) : typename L::Sum(Floats::loadu(sums + (r * WIDE + i) * N));
-  int64_t k = 0;
-  for (; k + L::COUNT <= part.count; k += L::COUNT) {
-    ahead.fetch(k);
-    typename L::Vector a[ROWS];
+      for (int i = 0; i < WIDE; ++i)
+        sum[r][i] = typename L::Sum(part.first ? Floats(0.f) : Floats::loadu(to.partial + (r * WIDE + i) * N));
+    const T* half = w + 4 * apart;
+    const auto add = [&](int64_t k, auto load) WITH_BFLOAT16 __attribute__((always_inline)) {
+      typename L::Vector a[ROWS];
 #pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) a[r] = L::load(x + r * stride + k);
+      for (int r = 0; r < ROWS; ++r) a[r] = load(x + r * stride + k);
 #pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) {
-      const typename L::Vector b = L::load(w[i] + k);
+      for (int i = 0; i < WIDE; ++i) {
+        const typename L::Vector b = load((i < 4 ? w : half) + i % 4 * apart + k);
 #pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], a[r], b);
+        for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], a[r], b);
+      }
+    };
+    int64_t k = 0;
+    for (; k + L::COUNT <= part.count; k += L::COUNT) {
+      next.template fetch<LINES>();
+      add(k, [](const T* from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from); });
     }
-  }
-  if (k < part.count) {
+    const int64_t left = part.count - k;
+    if (left) add(k, [&](const T* from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from, left); });
+#pragma GCC unroll 3
+    for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) {
-      const typename L::Vector b = L::load(w[i] + k, part.count - k);
-#pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], L::load(x + r * stride + k, part.count - k), b);
-    }
+      for (int i = 0; i < WIDE; ++i)
+        if (!part.last)
+          Floats(sum[r][i]).store(to.partial + (r * WIDE + i) * N);
+        else if (i % 4 == 0)
+          total(sum[r][i], sum[r][i + 1], sum[r][i + 2], sum[r][i + 3], to.totals + r * WIDE + i);
   }
-  if (part.last) {
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) {
-      total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], sums + r * WIDE * N);
-      total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], sums + r * WIDE * N + 4);
-    }
-    return;
+  fetched = next;
+}
+
+template <class T>
+using Multiply = void (*)(const T*, int64_t, const T*, int64_t, int64_t, Part, Sums, Next&);
+
+template <int ROWS, class T>
+Multiply<T> multiply_fetching(int64_t lines) {
+  if (lines >= 8) return multiply<ROWS, 8, T>;
+  if (lines >= 4) return multiply<ROWS, 4, T>;
+  if (lines >= 2) return multiply<ROWS, 2, T>;
+  return lines ? multiply<ROWS, 1, T> : multiply<ROWS, 0, T>;
+}
+
+// rows: up to TALL
+template <class T>
+Multiply<T> multiply_of(int64_t rows, int64_t lines) {
+  if constexpr (TALL > 1) {
+    if (rows == 3) return multiply_fetching<3, T>(lines);
+    if (rows == 2) return multiply_fetching<2, T>(lines);
   }
-#pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) Floats(sum[r][i]).store(sums + (r * WIDE + i) * N);
+  return multiply_fetching<1, T>(lines);
 }
 
 // ---- the product ----------------------------------------------------------------------------------------------------
 
-// factor: of the row
+// WIDE numbers of a row of the result, from `column` on. factor: of the row
 template <class T>
 void finish(const Problem<T>& p, int64_t row, int64_t column, const float* found, float factor = 1.f) {
   T* out = p.out + row * p.n + column;
-  for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
+#if X86_512
+  const __mmask16 here = p.n - column < WIDE ? (1 << (p.n - column)) - 1 : 0xff;
+  __m512 y = _mm512_maskz_loadu_ps(here, found);
+  if (p.w.kind == INT8) y = _mm512_mul_ps(y, load(p.w.scales + column, here));
+  y = _mm512_mul_ps(y, _mm512_set1_ps(factor));
+  if (p.bias) y = _mm512_add_ps(y, load(p.bias + column, here));
+  store(out, here, y);
+#else
+  for (int64_t i = 0; i < std::min(WIDE, p.n - column); ++i) {
     const float y = factor * (p.w.kind == INT8 ? found[i] * p.w.scales[column + i] : found[i]);
     out[i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
   }
+#endif
 }
 
-// Call f for the rows of x, TALL at a time, each with a part of the WIDE rows of W that are needed next: those from
-// `next` on, from number `at` of each.
-template <class T, class F>
-void passes(const Problem<T>& p, int64_t count, int64_t next, int64_t at, F f) {
-  const int64_t times = (count + TALL - 1) / TALL, each = (WIDE + times - 1) / times;
-  for (int64_t r = 0, row = next; r < count; r += TALL, row += each) {
-    const int64_t rows = std::min({each, next + WIDE - row, p.n - row});
-    f(r, std::min<int64_t>(TALL, count - r), Ahead{p.w.at(row, at), rows, p.w.stride * p.w.size, p.w.bytes()});
-  }
-}
-
-// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. Many rows pass copies of weights:
-// rows that are a power of two apart would compete for the same lines of a cache.
+// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. Weights of other types are copied,
+// and so are the last rows of W if there are fewer than WIDE. Rows of x that are multiplied at once pass many panels.
 template <class C, class T>
 void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
              int64_t end) {
-  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, copied = !stored || count > 4 * TALL;
-  const int64_t piece = copied ? PIECE : p.k;
-  std::vector<C> copies(copied ? WIDE * APART : 0);
-  std::vector<float> sums(count * WIDE * N);
-  const C* w[WIDE];
-  for (int64_t column = begin; column < end; column += WIDE) {
+  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, once = stored && count <= TALL;
+  const int64_t most = once ? 64 : 1, times = (count + TALL - 1) / TALL;
+  const int64_t lines = times == 1 ? 8 : times < 4 ? 4 : times < 8 ? 2 : 1;
+  std::vector<C> copies(stored && end <= p.n - p.n % WIDE ? 0 : WIDE * APART);
+  std::vector<float> partial(p.k > PIECE ? count * WIDE * N : 0), totals(most * count * WIDE);
+  for (int64_t column = begin, panels; column < end; column += panels * WIDE) {
+    const bool copied = !stored || column + WIDE > p.n;
+    const int64_t piece = once && !copied ? p.k : PIECE;
+    panels = copied ? 1 : std::min(most, (std::min(end, p.n) - column) / WIDE);
     for (int64_t k = 0; k < p.k; k += piece) {
       const Part part{std::min(piece, p.k - k), k == 0, k + piece >= p.k};
-      for (int64_t i = 0; i < WIDE; ++i)
-        w[i] = numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, part.count, copied ? &copies[i * APART] : nullptr);
-      passes(p, count, part.last ? column + WIDE : column, part.last ? 0 : k + piece,
-             [&](int64_t r, int64_t rows, Ahead ahead) {
-               float* to = &sums[r * WIDE * N];
-               if (rows == TALL)
-                 multiply<TALL>(x + r * stride + k, stride, w, part, to, ahead);
-               else if (rows == 2)
-                 multiply<TALL == 3 ? 2 : 1>(x + r * stride + k, stride, w, part, to, ahead);
-               else
-                 multiply<1>(x + r * stride + k, stride, w, part, to, ahead);
-             });
+      const C* w = copies.data();
+      if (copied)
+        for (int64_t i = 0; i < WIDE; ++i)
+          numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, part.count, &copies[i * APART]);
+      else
+        w = p.w.template row<C>(column) + k;
+      const int64_t row = part.last ? column + WIDE : column, at = part.last ? 0 : k + piece;
+      Next next{p.w.at(row, at), std::min(panels * WIDE, p.n - row), std::min(piece, p.k - at) * p.w.bytes() / 64,
+                p.w.stride * p.w.size};
+      for (int64_t r = 0; r < count; r += TALL)
+        multiply_of<C>(std::min(TALL, count - r), next.rows > 0 ? lines : 0)(
+            x + r * stride + k, stride, w, copied ? APART : p.w.stride, panels, part,
+            {partial.data() + r * WIDE * N, &totals[r * WIDE], count}, next);
     }
-    for (int64_t r = 0; r < count; ++r) finish(p, first + r, column, &sums[r * WIDE * N]);
+    for (int64_t i = 0; i < panels; ++i)
+      for (int64_t r = 0; r < count; ++r) finish(p, first + r, column + i * WIDE, &totals[(i * count + r) * WIDE]);
   }
 }
 
@@ -251,7 +286,7 @@ void linear_by_tiles(const Problem<BFloat16>& p) {
                                     &x[g * each], sums);
         for (int64_t r = 0; r < std::min(SQUARE, p.m - g * SQUARE); ++r)
           for (int64_t i = 0; i < rows; i += WIDE) {
-            for (int64_t j = 0; j < std::min<int64_t>(WIDE, rows - i); ++j) found[j] = sums[(i + j) * SQUARE + r];
+            for (int64_t j = 0; j < std::min(WIDE, rows - i); ++j) found[j] = sums[(i + j) * SQUARE + r];
             finish(p, g * SQUARE + r, column + i, found);
           }
       }
@@ -286,10 +321,6 @@ void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles
         linear_by_tiles(p);
     return;
   }
-#if X86_512
-  if constexpr (std::is_same_v<T, BFloat16>)
-    if (first.w.kind == SAME && first.k % 2 == 0 && multiplies_bfloat16()) return transposing::multiply(problems);
-#endif
   if constexpr (std::is_same_v<T, float> || X86_512)
     if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
   const int64_t rows = last.first + last.m, k = first.k;
