@@ -19,6 +19,7 @@ from tutti.exec.executor import Executor
 from tutti.exec.kernels.gradual import AUTO, Gradual, planned
 from tutti.exec.observed import Observed
 from tutti.exec.runtimes.runtime import cluster_of, from_rank_0
+from tutti.exec.single_part import SinglePart
 from tutti.hardware import Cluster
 from tutti.ir.kind import CALL_INPUTS, Kind, kind_of
 from tutti.ir.step_graph import StepGraph
@@ -192,19 +193,26 @@ class Function(Planned):
         example = self._flat(args, kwargs)
         executable = self._executable(args, kwargs, example)
         names = dict(zip(example.tensors, example.inputs, strict=True))
+        graph = executable.captured.graph
+        single = None
+        if isinstance(executable.runs, Executor):
+            single = SinglePart.of(executable.runs, self._inputs(graph, example.inputs))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             data = self._flat(args, kwargs).tensors.items()
             if self.store.live.in_use:  # and may be written into
                 self.store.look()
-            return self._run(executable, {names[name]: x for name, x in data})
+            return self._run(executable, {names[name]: x for name, x in data}, single)
 
         return call
 
-    def _run(self, executable: Executable, data: Mapping[str, torch.Tensor]) -> Any:
+    def _run(self, executable: Executable, data: Mapping[str, torch.Tensor], single: SinglePart | None = None) -> Any:
         HEARTBEAT.moves += 1
         captured, store = executable.captured, self.store
-        executor = executable.run(self._inputs(captured.graph, data))
+        inputs = self._inputs(captured.graph, data)
+        if single:
+            single(inputs)
+        executor = single.executor if single else executable.run(inputs)
         store.ran(captured)
         self.calls += 1
         executor.observed(Observed({})).check(captured.graph.checks, f"call {self.calls}")

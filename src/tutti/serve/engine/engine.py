@@ -615,7 +615,7 @@ class Engine:
             job = self.jobs[sequence.request.id]
             assert job.beams
             last = adjusted(logits[rows.stop - 1 : rows.stop].clone(), [job.row(sequence, [])])
-            job.rows[sequence.number] = last.log_softmax(-1)[0]
+            job.rows[sequence.number] = last.float().log_softmax(-1)[0]
             if len(job.rows) == len(job.branches):
                 self._advance(job)
 

@@ -77,10 +77,13 @@ class Job:
 
     def row(self, sequence: TokenSequence, drafts: list[int]) -> Row:
         """What decides about the token after a sequence and some drafts."""
-        sampling, output = self.request.sampling, sequence.output + drafts
-        constraint = self.branches[sequence.number].constraint
-        early = tuple(self.ends) if len(output) < sampling.min_tokens else ()
-        return Row(sampling, sequence.tokens[: sequence.prompt], output, constraint and constraint.allowed(), early)
+        sampling, constraint = self.request.sampling, self.branches[sequence.number].constraint
+        count = len(sequence.tokens) - sequence.prompt + len(drafts)
+        row = Row(sampling, (), (), constraint and constraint.allowed(),
+                  tuple(self.ends) if count < sampling.min_tokens else ())  # fmt: skip
+        if sampling.adjusts_nothing:
+            return row
+        return row._replace(prompt=sequence.tokens[: sequence.prompt], output=sequence.output + drafts)
 
     def take(self, sequence: TokenSequence, token: int, logprobs: TokenLogprobs | None) -> bool:
         """Append a chosen token to a branch. Whether it ends."""

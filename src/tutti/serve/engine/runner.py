@@ -186,9 +186,12 @@ class Runner:
             length = len(sequence.tokens)
             ids[own] = (sequence.tokens[start:end] + sequence.drafts[max(start - length, 0) : end - length]
                         if end > length else sequence.tokens[start:end])  # fmt: skip
-            positions[own] = places = np.arange(start, end)
             tables[i, : len(sequence.blocks)] = sequence.blocks
-            slots[own] = tables[i, places // block].astype(np.int64) * block + places % block
+            if count == 1:
+                positions[at], slots[at] = start, sequence.blocks[start // block] * block + start % block
+            else:
+                positions[own] = places = np.arange(start, end)
+                slots[own] = tables[i, places // block].astype(np.int64) * block + places % block
             if self.scaling:
                 more["spans"][own] = torch.from_numpy(self.scaling.spans(sequence, start, end))
             if self.adapters:

@@ -47,15 +47,21 @@ class Row(NamedTuple):
     allowed: Tensor | None = None
     ends: Sequence[int] = ()
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed."""
+        return not self.sampling.adjusts_nothing or self.allowed is not None or bool(self.ends)
+
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits (rows, vocabulary) after bias, penalties and constraints, in float32. The argument may be changed."""
+    """Logits (rows, vocabulary) after bias, penalties and constraints: in float32, and in the place of the argument if
+    that is float32; or the argument, if no row is changed."""
+    changed = [(i, row) for i, row in enumerate(rows) if row.adjusts]
+    if not changed:
+        return logits  # on a GPU, looking at a row takes as long as all rows of a kernel
     logits = logits.float()
-    for i, row in enumerate(rows):
-        sampling = row.sampling
-        if sampling.adjusts_nothing and row.allowed is None and not row.ends:
-            continue  # on a GPU, looking at a row takes as long as all rows of a kernel
-        x = logits[i]
+    for i, row in changed:
+        sampling, x = row.sampling, logits[i]
         if sampling.logit_bias:
             x.index_add_(0, *(part.to(x.device) for part in sampling.biases))
         if sampling.repetition_penalty != 1:
@@ -90,7 +96,7 @@ def drawn(logits: Tensor, rows: Sequence[Sampling], numbers: Sequence[float]) ->
         return torch.tensor(list(values), dtype=dtype, device=logits.device)
 
     return torch.ops.tutti.sample(
-        logits, column(0 if is_greedy(x) else x.temperature for x in rows),
+        logits.float(), column(0 if is_greedy(x) else x.temperature for x in rows),
         column((x.top_k for x in rows), torch.int64), column(x.top_p for x in rows), column(x.min_p for x in rows),
         column(numbers),
     ).tolist()  # fmt: skip
