@@ -27,9 +27,13 @@ class SinglePart:
         (self.device,) = executor.local_devices.values()
         (self.stored,) = self.device.stored
         names = list(self.part.programs[0].inputs)
-        self.given = [(i, name, kind_of(name) in NUMBERS) for i, name in enumerate(names) if name in inputs]
-        self.rest = [name for name in names if name not in inputs]
-        self.read = itemgetter(*self.rest) if len(self.rest) > 1 else lambda stored: [stored[x] for x in self.rest]
+        self.call_inputs = [(i, name, kind_of(name) in NUMBERS) for i, name in enumerate(names) if name in inputs]
+        self.stored_names = [name for name in names if name not in inputs]
+        self.read_stored = (
+            itemgetter(*self.stored_names)
+            if len(self.stored_names) > 1
+            else lambda stored: [stored[x] for x in self.stored_names]
+        )
 
     @classmethod
     def of(cls, executor: Executor, inputs: Mapping[str, torch.Tensor]) -> SinglePart | None:
@@ -47,8 +51,8 @@ class SinglePart:
         executor, part, device, stored = self.executor, self.part, self.device, self.stored
         device.begin()
         on = executor.cut.step.device
-        row = list(self.read(stored))
-        for i, name, is_number in self.given:
+        row = list(self.read_stored(stored))
+        for i, name, is_number in self.call_inputs:
             row.insert(i, inputs[name] if is_number else inputs[name].to(on, non_blocking=True))
         part.inputs = part.inputs or [[Described.of(x) for x in row]]
         with torch.no_grad(), torch.autocast(on.type, enabled=False):  # the graph holds its own casts

@@ -100,20 +100,25 @@ struct Lanes<float> {
 };
 #endif
 
-// Where the sums of products of rows of x with panels of WIDE rows of W are. Partial sums are vectors.
+// Where the sums of products are. Partial sums are vectors.
 struct Sums {
-  float *partial, *totals;  // (rows, WIDE, N), of one panel; (panels, rows, WIDE)
-  int64_t rows;
+  float *partial, *totals;  // (rows, WIDE, N), (rows, width)
+  int64_t width;
 };
 
-// Multiply ROWS rows of x by panels of W, one after another. LINES: of what is next that are fetched with every vector
-// of a row.
+// How many products follow one another, and the numbers from one to the next in each operand.
+struct Steps {
+  int64_t count, x, w, partial, totals;
+};
+
+// Multiply ROWS rows of x by WIDE rows of W, and so on with other rows. LINES: of what is next that are fetched with
+// every vector of a row.
 template <int ROWS, int LINES, class T>
 WITH_BFLOAT16 __attribute__((noinline)) void multiply(const T* x, int64_t stride, const T* w, int64_t apart,
-                                                      int64_t panels, Part part, Sums to, Next& fetched) {
+                                                      Steps steps, Part part, Sums to, Next& fetched) {
   using L = Lanes<T>;
   Next next = fetched;  // in registers
-  for (; panels; --panels, w += WIDE * apart, to.totals += to.rows * WIDE) {
+  for (; steps.count; --steps.count) {
     typename L::Sum sum[ROWS][WIDE];
 #pragma GCC unroll 3
     for (int r = 0; r < ROWS; ++r)
@@ -146,13 +151,14 @@ WITH_BFLOAT16 __attribute__((noinline)) void multiply(const T* x, int64_t stride
         if (!part.last)
           Floats(sum[r][i]).store(to.partial + (r * WIDE + i) * N);
         else if (i % 4 == 0)
-          total(sum[r][i], sum[r][i + 1], sum[r][i + 2], sum[r][i + 3], to.totals + r * WIDE + i);
+          total(sum[r][i], sum[r][i + 1], sum[r][i + 2], sum[r][i + 3], to.totals + r * to.width + i);
+    x += steps.x, w += steps.w, to.partial += steps.partial, to.totals += steps.totals;
   }
   fetched = next;
 }
 
 template <class T>
-using Multiply = void (*)(const T*, int64_t, const T*, int64_t, int64_t, Part, Sums, Next&);
+using Multiply = void (*)(const T*, int64_t, const T*, int64_t, Steps, Part, Sums, Next&);
 
 template <int ROWS, class T>
 Multiply<T> multiply_fetching(int64_t lines) {
@@ -174,57 +180,71 @@ Multiply<T> multiply_of(int64_t rows, int64_t lines) {
 
 // ---- the product ----------------------------------------------------------------------------------------------------
 
-// WIDE numbers of a row of the result, from `column` on. factor: of the row
+// `count` numbers of a row of the result, from `column` on. factor: of the row
 template <class T>
-void finish(const Problem<T>& p, int64_t row, int64_t column, const float* found, float factor = 1.f) {
+void finish(const Problem<T>& p, int64_t row, int64_t column, int64_t count, const float* found, float factor = 1.f) {
   T* out = p.out + row * p.n + column;
 #if X86_512
-  const __mmask16 here = p.n - column < WIDE ? (1 << (p.n - column)) - 1 : 0xff;
-  __m512 y = _mm512_maskz_loadu_ps(here, found);
-  if (p.w.kind == INT8) y = _mm512_mul_ps(y, load(p.w.scales + column, here));
-  y = _mm512_mul_ps(y, _mm512_set1_ps(factor));
-  if (p.bias) y = _mm512_add_ps(y, load(p.bias + column, here));
-  store(out, here, y);
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 here = count - i < 16 ? (1 << (count - i)) - 1 : 0xffff;
+    __m512 y = _mm512_maskz_loadu_ps(here, found + i);
+    if (p.w.kind == INT8) y = _mm512_mul_ps(y, load(p.w.scales + column + i, here));
+    y = _mm512_mul_ps(y, _mm512_set1_ps(factor));
+    if (p.bias) y = _mm512_add_ps(y, load(p.bias + column + i, here));
+    store(out + i, here, y);
+  }
 #else
-  for (int64_t i = 0; i < std::min(WIDE, p.n - column); ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const float y = factor * (p.w.kind == INT8 ? found[i] * p.w.scales[column + i] : found[i]);
     out[i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
   }
 #endif
 }
 
-// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. Weights of other types are copied,
-// and so are the last rows of W if there are fewer than WIDE. Rows of x that are multiplied at once pass many panels.
+// The sums of products of `count` rows of x and of `panels` panels of W from `column` on. Weights of other types are
+// copied, and so are the last rows of W if there are fewer than WIDE.
+template <class C, class T>
+void sum_products(const Problem<T>& p, const C* x, int64_t stride, int64_t count, int64_t column, int64_t panels,
+                  std::vector<C>& copies, Sums sums) {
+  const bool copied = p.w.kind != SAME || !std::is_same_v<C, T> || column + WIDE > p.n;
+  const int64_t piece = count > TALL || copied ? PIECE : p.k, times = (count + TALL - 1) / TALL;
+  const int64_t lines = times == 1 ? 8 : times < 4 ? 4 : times < 8 ? 2 : 1;
+  if (copied) copies.resize(WIDE * APART);
+  for (int64_t k = 0; k < p.k; k += piece) {
+    const Part part{std::min(piece, p.k - k), k == 0, k + piece >= p.k};
+    const C* w = copied ? copies.data() : p.w.template row<C>(column) + k;
+    for (int64_t i = 0; copied && i < WIDE; ++i)
+      numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, part.count, &copies[i * APART]);
+    const int64_t row = part.last ? column + WIDE : column, at = part.last ? 0 : k + piece;
+    Next next{p.w.at(row, at), std::min(panels * WIDE, p.n - row), std::min(piece, p.k - at) * p.w.bytes() / 64,
+              p.w.stride * p.w.size};
+    for (int64_t r = 0; r < count;) {
+      const int64_t rows = std::min(TALL, count - r), groups = (count - r) / rows;
+      const Steps steps = panels > 1 ? Steps{panels, 0, WIDE * p.w.stride, 0, WIDE}
+                                     : Steps{groups, rows * stride, 0, rows * WIDE * N, rows * sums.width};
+      multiply_of<C>(rows, next.rows > 0 ? lines : 0)(
+          x + r * stride + k, stride, w, copied ? APART : p.w.stride, steps, part,
+          {sums.partial + r * WIDE * N, sums.totals + r * sums.width, sums.width}, next);
+      r += groups * rows;
+    }
+  }
+}
+
+// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. A few rows pass many panels at once.
 template <class C, class T>
 void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
              int64_t end) {
-  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, once = stored && count <= TALL;
-  const int64_t most = once ? 64 : 1, times = (count + TALL - 1) / TALL;
-  const int64_t lines = times == 1 ? 8 : times < 4 ? 4 : times < 8 ? 2 : 1;
-  std::vector<C> copies(stored && end <= p.n - p.n % WIDE ? 0 : WIDE * APART);
-  std::vector<float> partial(p.k > PIECE ? count * WIDE * N : 0), totals(most * count * WIDE);
-  for (int64_t column = begin, panels; column < end; column += panels * WIDE) {
-    const bool copied = !stored || column + WIDE > p.n;
-    const int64_t piece = once && !copied ? p.k : PIECE;
-    panels = copied ? 1 : std::min(most, (std::min(end, p.n) - column) / WIDE);
-    for (int64_t k = 0; k < p.k; k += piece) {
-      const Part part{std::min(piece, p.k - k), k == 0, k + piece >= p.k};
-      const C* w = copies.data();
-      if (copied)
-        for (int64_t i = 0; i < WIDE; ++i)
-          numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, part.count, &copies[i * APART]);
-      else
-        w = p.w.template row<C>(column) + k;
-      const int64_t row = part.last ? column + WIDE : column, at = part.last ? 0 : k + piece;
-      Next next{p.w.at(row, at), std::min(panels * WIDE, p.n - row), std::min(piece, p.k - at) * p.w.bytes() / 64,
-                p.w.stride * p.w.size};
-      for (int64_t r = 0; r < count; r += TALL)
-        multiply_of<C>(std::min(TALL, count - r), next.rows > 0 ? lines : 0)(
-            x + r * stride + k, stride, w, copied ? APART : p.w.stride, panels, part,
-            {partial.data() + r * WIDE * N, &totals[r * WIDE], count}, next);
+  const bool once = p.w.kind == SAME && std::is_same_v<C, T> && count <= TALL;
+  const int64_t width = WIDE * (once ? 64 : 4);
+  std::vector<C> copies;
+  std::vector<float> partial(p.k > PIECE ? count * WIDE * N : 0), totals(count * width);
+  for (int64_t column = begin; column < end; column += width) {
+    const int64_t last = std::min(end, column + width);
+    for (int64_t i = column, panels; i < last; i += panels * WIDE) {
+      panels = once ? std::max<int64_t>(1, (last - i) / WIDE) : 1;
+      sum_products<C, T>(p, x, stride, count, i, panels, copies, {partial.data(), &totals[i - column], width});
     }
-    for (int64_t i = 0; i < panels; ++i)
-      for (int64_t r = 0; r < count; ++r) finish(p, first + r, column + i * WIDE, &totals[(i * count + r) * WIDE]);
+    for (int64_t r = 0; r < count; ++r) finish(p, first + r, column, last - column, &totals[r * width]);
   }
 }
 
@@ -273,7 +293,7 @@ void linear_by_tiles(const Problem<BFloat16>& p) {
   });
   for_parts((p.n + SQUARE - 1) / SQUARE, 1, [&](int64_t tile, int64_t end) {
     std::vector<BFloat16> copy(p.w.kind == SAME ? 0 : each);
-    float sums[SQUARE * SQUARE], found[WIDE];
+    float sums[SQUARE * SQUARE], found[SQUARE];
     for (; tile < end; ++tile) {
       const int64_t column = tile * SQUARE, rows = std::min(SQUARE, p.n - column);
       const BFloat16* w = p.w.row<BFloat16>(column);
@@ -284,11 +304,10 @@ void linear_by_tiles(const Problem<BFloat16>& p) {
       for (int64_t g = 0; g < groups; ++g) {
         at::native::cpublas::brgemm(rows, SQUARE, p.k, p.w.kind == SAME ? p.w.stride : p.k, SQUARE, SQUARE, false, w,
                                     &x[g * each], sums);
-        for (int64_t r = 0; r < std::min(SQUARE, p.m - g * SQUARE); ++r)
-          for (int64_t i = 0; i < rows; i += WIDE) {
-            for (int64_t j = 0; j < std::min(WIDE, rows - i); ++j) found[j] = sums[(i + j) * SQUARE + r];
-            finish(p, g * SQUARE + r, column + i, found);
-          }
+        for (int64_t r = 0; r < std::min(SQUARE, p.m - g * SQUARE); ++r) {
+          for (int64_t i = 0; i < rows; ++i) found[i] = sums[i * SQUARE + r];
+          finish(p, g * SQUARE + r, column, rows, found);
+        }
       }
     }
     at::native::cpublas::brgemm_release();
