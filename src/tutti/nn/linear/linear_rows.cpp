@@ -17,7 +17,6 @@ namespace {
 constexpr int64_t WIDE = 8;          // rows of W that are multiplied together
 constexpr bool MANY = N == 16;       // registers, for several rows of x
 constexpr int64_t TALL = MANY ? 3 : 1;
-constexpr int64_t APART = PIECE + 32;
 constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
@@ -201,48 +200,64 @@ void finish(const Problem<T>& p, int64_t row, int64_t column, int64_t count, con
 #endif
 }
 
-// The sums of products of `count` rows of x and of `panels` panels of W from `column` on. Weights of other types are
-// copied, and so are the last rows of W if there are fewer than WIDE.
+// Where a piece of a panel begins in W.
+struct Place {
+  int64_t row, k;
+};
+
+template <class T>
+Next from(const Problem<T>& p, Place place, int64_t rows, int64_t piece) {
+  const int64_t bytes = std::min(piece, p.k - place.k) * p.w.bytes() / 64;
+  return {p.w.at(place.row, place.k), std::min(rows, p.n - place.row), bytes, p.w.stride * p.w.size};
+}
+
+// Multiply `count` rows of x by a piece of a panel. Weights of other types are copied, and so are the last rows of W if
+// there are fewer than WIDE.
 template <class C, class T>
-void sum_products(const Problem<T>& p, const C* x, int64_t stride, int64_t count, int64_t column, int64_t panels,
-                  std::vector<C>& copies, Sums sums) {
-  const bool copied = p.w.kind != SAME || !std::is_same_v<C, T> || column + WIDE > p.n;
-  const int64_t piece = count > TALL || copied ? PIECE : p.k, times = (count + TALL - 1) / TALL;
-  const int64_t lines = times == 1 ? 8 : times < 4 ? 4 : times < 8 ? 2 : 1;
-  if (copied) copies.resize(WIDE * APART);
-  for (int64_t k = 0; k < p.k; k += piece) {
-    const Part part{std::min(piece, p.k - k), k == 0, k + piece >= p.k};
-    const C* w = copied ? copies.data() : p.w.template row<C>(column) + k;
-    for (int64_t i = 0; copied && i < WIDE; ++i)
-      numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, part.count, &copies[i * APART]);
-    const int64_t row = part.last ? column + WIDE : column, at = part.last ? 0 : k + piece;
-    Next next{p.w.at(row, at), std::min(panels * WIDE, p.n - row), std::min(piece, p.k - at) * p.w.bytes() / 64,
-              p.w.stride * p.w.size};
-    for (int64_t r = 0; r < count;) {
-      const int64_t rows = std::min(TALL, count - r), groups = (count - r) / rows;
-      const Steps steps = panels > 1 ? Steps{panels, 0, WIDE * p.w.stride, 0, WIDE}
-                                     : Steps{groups, rows * stride, 0, rows * WIDE * N, rows * sums.width};
-      multiply_of<C>(rows, next.rows > 0 ? lines : 0)(
-          x + r * stride + k, stride, w, copied ? APART : p.w.stride, steps, part,
-          {sums.partial + r * WIDE * N, sums.totals + r * sums.width, sums.width}, next);
-      r += groups * rows;
-    }
+void add_piece(const Problem<T>& p, const C* x, int64_t stride, int64_t count, Place place, int64_t piece, Next next,
+               std::vector<C>& copies, Sums sums) {
+  const Part part{std::min(piece, p.k - place.k), place.k == 0, place.k + piece >= p.k};
+  const bool copied = p.w.kind != SAME || !std::is_same_v<C, T> || place.row + WIDE > p.n;
+  const int64_t apart = copied ? piece + 32 : p.w.stride, times = (count + TALL - 1) / TALL;
+  const int64_t lines = next.rows < 1 ? 0 : times == 1 ? 8 : times < 4 ? 4 : times < 8 ? 2 : 1;
+  if (copied) copies.resize(WIDE * apart);
+  for (int64_t i = 0; copied && i < WIDE; ++i)
+    numbers<C, T>(p.w, std::min(place.row + i, p.n - 1), place.k, part.count, &copies[i * apart]);
+  const C* w = copied ? copies.data() : p.w.template row<C>(place.row) + place.k;
+  for (int64_t r = 0; r < count;) {
+    const int64_t rows = std::min(TALL, count - r), groups = (count - r) / rows;
+    const Steps steps{groups, rows * stride, 0, rows * WIDE * N, rows * sums.width};
+    multiply_of<C>(rows, lines)(x + r * stride + place.k, stride, w, apart, steps, part,
+                                {sums.partial + r * WIDE * N, sums.totals + r * sums.width, sums.width}, next);
+    r += groups * rows;
   }
 }
 
-// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. A few rows pass many panels at once.
+// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. A few rows pass the panels of W one
+// after another; more of them pass pieces of several panels, so that they stay in a cache.
 template <class C, class T>
 void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
              int64_t end) {
-  const bool once = p.w.kind == SAME && std::is_same_v<C, T> && count <= TALL;
-  const int64_t width = WIDE * (once ? 64 : 4);
+  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, once = stored && count <= TALL, many = count > 8 * TALL;
+  const int64_t piece = stored && many ? 2 * PIECE : PIECE, width = WIDE * (once ? 64 : 4), together = many ? width : WIDE;
   std::vector<C> copies;
-  std::vector<float> partial(p.k > PIECE ? count * WIDE * N : 0), totals(count * width);
+  std::vector<float> partial(p.k > piece ? count * together * N : 0), totals(count * width);
   for (int64_t column = begin; column < end; column += width) {
-    const int64_t last = std::min(end, column + width);
-    for (int64_t i = column, panels; i < last; i += panels * WIDE) {
-      panels = once ? std::max<int64_t>(1, (last - i) / WIDE) : 1;
-      sum_products<C, T>(p, x, stride, count, i, panels, copies, {partial.data(), &totals[i - column], width});
+    const int64_t last = std::min(end, column + width), panels = once ? (std::min(last, p.n) - column) / WIDE : 0;
+    if (panels) {
+      Next next = from(p, {column + WIDE, 0}, panels * WIDE, p.k);
+      multiply_of<C>(count, next.rows > 0 ? 8 : 0)(
+          x, stride, p.w.template row<C>(column), p.w.stride, {panels, 0, WIDE * p.w.stride, 0, WIDE},
+          {p.k, true, true}, {nullptr, totals.data(), width}, next);
+    }
+    for (int64_t group = column + panels * WIDE, end; group < last; group = end) {
+      end = std::min(last, group + together);
+      for (int64_t k = 0; k < p.k; k += piece)
+        for (int64_t i = group; i < end; i += WIDE) {
+          const Place next = i + WIDE < end ? Place{i + WIDE, k} : k + piece < p.k ? Place{group, k + piece} : Place{end, 0};
+          add_piece<C, T>(p, x, stride, count, {i, k}, piece, from(p, next, WIDE, piece), copies,
+                          {partial.data() + (i - group) * count * N, &totals[i - column], width});
+        }
     }
     for (int64_t r = 0; r < count; ++r) finish(p, first + r, column, last - column, &totals[r * width]);
   }
@@ -252,7 +267,7 @@ void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int
 template <class C, class T>
 void linear(const std::vector<Problem<T>>& problems, const C* x, int64_t stride) {
   const int64_t k = problems[0].k, n = problems[0].n, tiles = (n + WIDE - 1) / WIDE;
-  const int64_t rows = std::max<int64_t>(48, NEAR / (sizeof(C) * std::max<int64_t>(k, 1)) / TALL * TALL);
+  const int64_t rows = std::max<int64_t>(96, NEAR / (sizeof(C) * std::max<int64_t>(k, 1)) / TALL * TALL);
   const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, k * WIDE));
   for_parts(tiles * problems.size(), grain, [&](int64_t begin, int64_t end) {
     for (int64_t last; begin < end; begin = last) {
