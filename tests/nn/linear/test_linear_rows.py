@@ -32,7 +32,8 @@ def close(actual, wanted, bound):
 
 
 @BOTH
-@pytest.mark.parametrize("m, n, k", [(1, 64, 96), (2, 7, 33), (3, 40, 1), (5, 1, 130), (50, 130, 1100), (0, 3, 4)])
+@pytest.mark.parametrize("m, n, k", [(1, 64, 96), (2, 7, 33), (3, 40, 1), (5, 1, 130), (50, 130, 1100), (0, 3, 4),
+                                     (20, 40, 0)])  # fmt: skip
 @pytest.mark.starts
 def test_equals_a_linear_layer(m, n, k, dtype):
     x, weight, bias = drawn(m, n, k, dtype)

@@ -1,23 +1,22 @@
-// Linear layers for few rows (linear_rows.py, linear_int8.py, linear_int4.py): out = x W^T + bias, with W (n, k) as it is
-// stored.
+// Linear layers for few rows (linear_rows.py, linear_int8.py, linear_int4.py): out = x W^T + bias, with W (n, k) as it
+// is stored.
 //
 // The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
 // the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
-// rows of x pass. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time. Threads share
-// the rows of W. Rows that are rounded to int8 are multiplied as `rounded.h` and, by tiles, `tiles.h` say.
-
-#include <ATen/native/CPUBlas.h>
+// rows of x pass. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time. Threads
+// share the rows of W. Where the processor has tiles (AMX), BFloat16 is multiplied as `bfloat16_tiles.h` says. Rows that
+// are rounded to int8 are multiplied as `rounded.h` and, by tiles, `tiles.h` say.
 
 #include "weights.h"
 #include "rounded.h"
 #include "tiles.h"
+#include "bfloat16_tiles.h"
 
 namespace {
 
 constexpr int64_t WIDE = 8;          // rows of W that are multiplied together
 constexpr bool MANY = N == 16;       // registers, for several rows of x
 constexpr int64_t TALL = MANY ? 3 : 1;
-constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
 
@@ -40,25 +39,6 @@ inline void total(Floats a, Floats b, Floats c, Floats d, float* to) {
 struct Part {
   int64_t count;
   bool first, last;
-};
-
-// Weights that are needed next: `bytes` of each of `rows` rows, `apart` bytes from each other. They are fetched in the
-// order of memory, into the nearest cache. Rows side by side would be as many streams, which are read more slowly.
-struct Next {
-  const char* row;
-  int64_t rows, bytes, apart, at = 0;
-
-  // Fetch LINES lines of a cache. After the last row, the last ones are fetched again.
-  template <int LINES>
-  inline __attribute__((always_inline)) void fetch() {
-#pragma GCC unroll 8
-    for (int i = 0; i < LINES; ++i) __builtin_prefetch(row + at + 64 * i, 0, 3);
-    if (!LINES || (at += 64 * LINES) < bytes) return;
-    if (--rows > 0)
-      row += apart, at = 0;
-    else
-      at -= 64 * LINES;
-  }
 };
 
 // A vector of numbers that are multiplied at once, all or the first few of them, and what their products are added to.
@@ -179,22 +159,18 @@ Multiply<T> multiply_of(int64_t rows, int64_t lines) {
 
 // ---- the product ----------------------------------------------------------------------------------------------------
 
-// `count` numbers of a row of the result, from `column` on. factor: of the row
+// `count` numbers of a row of the result, from `column` on. sums: of products, one a column
 template <class T>
-void finish(const Problem<T>& p, int64_t row, int64_t column, int64_t count, const float* found, float factor = 1.f) {
-  T* out = p.out + row * p.n + column;
+void finish(const Problem<T>& p, int64_t row, int64_t column, int64_t count, const float* sums) {
 #if X86_512
   for (int64_t i = 0; i < count; i += 16) {
     const __mmask16 here = count - i < 16 ? (1 << (count - i)) - 1 : 0xffff;
-    __m512 y = _mm512_maskz_loadu_ps(here, found + i);
-    if (p.w.kind == INT8) y = _mm512_mul_ps(y, load(p.w.scales + column + i, here));
-    y = _mm512_mul_ps(y, _mm512_set1_ps(factor));
-    if (p.bias) y = _mm512_add_ps(y, load(p.bias + column + i, here));
-    store(out + i, here, y);
+    finish(p, row, column + i, here, _mm512_maskz_loadu_ps(here, sums + i));
   }
 #else
+  T* out = p.out + row * p.n + column;
   for (int64_t i = 0; i < count; ++i) {
-    const float y = factor * (p.w.kind == INT8 ? found[i] * p.w.scales[column + i] : found[i]);
+    const float y = p.w.kind == INT8 ? sums[i] * p.w.scales[column + i] : sums[i];
     out[i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
   }
 #endif
@@ -239,7 +215,8 @@ template <class C, class T>
 void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
              int64_t end) {
   const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, once = stored && count <= TALL, many = count > 8 * TALL;
-  const int64_t piece = stored && many ? 2 * PIECE : PIECE, width = WIDE * (once ? 64 : 4), together = many ? width : WIDE;
+  const int64_t width = WIDE * (once ? 64 : 4), together = many ? width : WIDE;
+  const int64_t piece = stored && many ? 2 * PIECE : PIECE;
   std::vector<C> copies;
   std::vector<float> partial(p.k > piece ? count * together * N : 0), totals(count * width);
   for (int64_t column = begin; column < end; column += width) {
@@ -250,11 +227,13 @@ void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int
           x, stride, p.w.template row<C>(column), p.w.stride, {panels, 0, WIDE * p.w.stride, 0, WIDE},
           {p.k, true, true}, {nullptr, totals.data(), width}, next);
     }
-    for (int64_t group = column + panels * WIDE, end; group < last; group = end) {
-      end = std::min(last, group + together);
+    for (int64_t group = column + panels * WIDE, after; group < last; group = after) {
+      after = std::min(last, group + together);
       for (int64_t k = 0; k < p.k; k += piece)
-        for (int64_t i = group; i < end; i += WIDE) {
-          const Place next = i + WIDE < end ? Place{i + WIDE, k} : k + piece < p.k ? Place{group, k + piece} : Place{end, 0};
+        for (int64_t i = group; i < after; i += WIDE) {
+          const Place next = i + WIDE < after  ? Place{i + WIDE, k}
+                             : k + piece < p.k ? Place{group, k + piece}
+                                               : Place{after, 0};
           add_piece<C, T>(p, x, stride, count, {i, k}, piece, from(p, next, WIDE, piece), copies,
                           {partial.data() + (i - group) * count * N, &totals[i - column], width});
         }
@@ -281,60 +260,10 @@ void linear(const std::vector<Problem<T>>& problems, const C* x, int64_t stride)
   });
 }
 
-// ---- the product by tiles -------------------------------------------------------------------------------------------
-
-// W x^T by oneDNN's brgemm, which uses AMX where there is any: SQUARE rows of x at a time, filled up with zeros, so
-// that all rows are computed alike.
-#if X86_512
-constexpr int64_t SQUARE = 32;
-
-// Rows of x as brgemm takes its second operand: (k / 2, SQUARE) pairs.
-void pack(const BFloat16* x, int64_t stride, int64_t rows, int64_t k, BFloat16* packed) {
-  auto to = reinterpret_cast<uint32_t*>(packed);
-  for (int64_t r = 0; r < SQUARE; ++r)
-    for (int64_t i = 0; i < k / 2; ++i) {
-      uint32_t pair = 0;
-      if (r < rows) std::memcpy(&pair, x + r * stride + 2 * i, sizeof pair);
-      to[i * SQUARE + r] = pair;
-    }
-}
-
-void linear_by_tiles(const Problem<BFloat16>& p) {
-  const int64_t groups = (p.m + SQUARE - 1) / SQUARE, each = SQUARE * p.k;
-  std::vector<BFloat16> x(groups * each);
-  for_parts(groups, 1, [&](int64_t g, int64_t end) {
-    for (; g < end; ++g)
-      pack(p.x + g * SQUARE * p.stride, p.stride, std::min(SQUARE, p.m - g * SQUARE), p.k, &x[g * each]);
-  });
-  for_parts((p.n + SQUARE - 1) / SQUARE, 1, [&](int64_t tile, int64_t end) {
-    std::vector<BFloat16> copy(p.w.kind == SAME ? 0 : each);
-    float sums[SQUARE * SQUARE], found[SQUARE];
-    for (; tile < end; ++tile) {
-      const int64_t column = tile * SQUARE, rows = std::min(SQUARE, p.n - column);
-      const BFloat16* w = p.w.row<BFloat16>(column);
-      if (p.w.kind != SAME) {
-        for (int64_t i = 0; i < rows; ++i) numbers<BFloat16, BFloat16>(p.w, column + i, 0, p.k, &copy[i * p.k]);
-        w = copy.data();
-      }
-      for (int64_t g = 0; g < groups; ++g) {
-        at::native::cpublas::brgemm(rows, SQUARE, p.k, p.w.kind == SAME ? p.w.stride : p.k, SQUARE, SQUARE, false, w,
-                                    &x[g * each], sums);
-        for (int64_t r = 0; r < std::min(SQUARE, p.m - g * SQUARE); ++r) {
-          for (int64_t i = 0; i < rows; ++i) found[i] = sums[i * SQUARE + r];
-          finish(p, g * SQUARE + r, column, rows, found);
-        }
-      }
-    }
-    at::native::cpublas::brgemm_release();
-  });
-}
-#else
-void linear_by_tiles(const Problem<BFloat16>&) {}  // never called
-#endif
-
 // Products of rows that are rounded to int8.
 template <class T>
-void linear_rounded([[maybe_unused]] const Problem<T>& p, [[maybe_unused]] int64_t digits, [[maybe_unused]] bool tiles) {
+void linear_rounded([[maybe_unused]] const Problem<T>& p, [[maybe_unused]] int64_t digits,
+                    [[maybe_unused]] bool tiles) {
 #if X86_512  // otherwise it is never called
   if (tiles && may_use_tiles())
     linear_by_rounded_tiles(p, digits);
@@ -346,15 +275,16 @@ void linear_rounded([[maybe_unused]] const Problem<T>& p, [[maybe_unused]] int64
 // Products of parts of the same rows.
 template <class T>
 void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles) {
-  const Problem<T>&first = problems.front(), &last = problems.back();
-  if (digits || (tiles && X86_512 && std::is_same_v<T, BFloat16> && first.k % 2 == 0)) {
-    for (const Problem<T>& p : problems)
-      if (digits)
-        linear_rounded(p, digits, tiles);
-      else if constexpr (std::is_same_v<T, BFloat16>)
-        linear_by_tiles(p);
+  const Problem<T>& first = problems.front();
+  const Problem<T>& last = problems.back();
+  if (digits) {
+    for (const Problem<T>& p : problems) linear_rounded(p, digits, tiles);
     return;
   }
+#if X86_512
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (tiles && may_use_tiles()) return by_tiles::multiply(problems);
+#endif
   if constexpr (std::is_same_v<T, float> || X86_512)
     if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
   const int64_t rows = last.first + last.m, k = first.k;
@@ -381,8 +311,8 @@ void run(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, 
 }
 
 // x and the result are of float or BFloat16, and so is the weight if it is not quantized. kind: a Kind, and 8 times the
-// bits of CODES. digits: of int8 that
-// rows of x are rounded to, if `rounds`: 1, 2, or 0 for as they are. tiles: BFloat16 and int8 are multiplied by tiles.
+// bits of CODES. digits: of int8 that rows of x are rounded to, if `rounds`: 1, 2, or 0 for as they are. tiles:
+// BFloat16 and int8 are multiplied by tiles.
 at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
                        const Optional& bias, int64_t kind, int64_t group, int64_t digits, bool tiles) {
   const at::Tensor rows = in_rows(x), w = kind >= INT4 ? weight.contiguous() : in_rows(weight);

@@ -122,7 +122,7 @@ WITH_TILES void blocks_by_tiles(const Problem<T>& p, const Rounded& x, const int
   const Weight& w = p.w;
   const int64_t wide = x.stride, tiles = (x.rows + TILE - 1) / TILE, apart = TILE * wide;
   const bool grouped = w.packed();
-  const int64_t group = grouped ? w.group : wide, step = std::min<int64_t>(64, group);
+  const int64_t group = grouped ? w.group : wide, step = std::clamp<int64_t>(group, 4, 64);  // bytes of a tile's row
   TileShapes shapes;
   for (int i = 0; i < 8; ++i) {
     shapes.rows[i] = i < 6 ? TILE : step / 4;

@@ -1,10 +1,12 @@
 // Weights of linear layers as they are stored, and their numbers as floats or BFloat16.
 
 #include <limits>
+#include <memory>
 
 namespace {
 
 constexpr int64_t PIECE = 1024;  // numbers of a row of W that are copied or converted at once
+constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
 enum Kind { SAME, INT8, INT4, INT3, INT2, CODES, FLOAT8 };
 
@@ -50,6 +52,26 @@ struct Problem {
   T* out;
   int64_t m, n, k;
   int64_t first = 0;  // row among those of all problems
+};
+
+// Weights that are needed next: `bytes` of each of `rows` rows, `apart` bytes from each other. They are fetched in the
+// order of memory. Rows side by side would be as many streams, which are read more slowly.
+struct Next {
+  const char* row;
+  int64_t rows, bytes, apart, at = 0;
+
+  // Fetch LINES lines of a cache, into the nearest one (NEARNESS 3) or the next (2). After the last row, the last ones
+  // are fetched again.
+  template <int LINES, int NEARNESS = 3>
+  inline __attribute__((always_inline)) void fetch() {
+#pragma GCC unroll 8
+    for (int i = 0; i < LINES; ++i) __builtin_prefetch(row + at + 64 * i, 0, NEARNESS);
+    if (!LINES || (at += 64 * LINES) < bytes) return;
+    if (--rows > 0)
+      row += apart, at = 0;
+    else
+      at -= 64 * LINES;
+  }
 };
 
 // int8, without its scale
@@ -237,6 +259,14 @@ inline void store(float* to, __mmask16 here, __m512 x) { _mm512_mask_storeu_ps(t
 inline void store(BFloat16* to, __mmask16 here, __m512 x) {  // also without instructions for BFloat16
   const Halves halves = at::vec::convert_from_float<BFloat16>(Floats(x), Floats(x));
   _mm256_mask_storeu_epi16(to, here, _mm512_castsi512_si256(__m512i(halves)));
+}
+
+// The sums of up to 16 products of a row become numbers of the result, from `column` on.
+template <class T>
+inline void finish(const Problem<T>& p, int64_t row, int64_t column, __mmask16 here, __m512 sums) {
+  if (p.w.kind == INT8) sums = _mm512_mul_ps(sums, load(p.w.scales + column, here));
+  if (p.bias) sums = _mm512_add_ps(sums, load(p.bias + column, here));
+  store(p.out + row * p.n + column, here, sums);
 }
 #endif
 
