@@ -2,8 +2,8 @@
 //
 // A tile of W has TILE rows of STEP numbers, as they lie in memory. A tile of x has STEP / 2 pairs of numbers of TILE
 // rows, which are copied into that order once. Sums are added up in the order of k, so a row's bits are those of any
-// number of rows, and differ from those without tiles. BLOCK rows of W stay in a cache while rows of x pass, and the
-// next ones are fetched meanwhile.
+// number of rows, and differ from those without tiles. BLOCK rows of W stay in a cache while rows of x pass. What
+// is next is not fetched ahead: processors with tiles do that as well by themselves, and fetch less in vain.
 
 #if X86_512
 namespace {
@@ -40,13 +40,12 @@ struct Packed {
 };
 
 // Sums (BLOCK, 2 TILE) of the products of BLOCK rows of W and one or two tiles of x, `apart` from each other. count: of
-// numbers in a row. fetches: how many groups of lines of what is next are fetched in each step.
+// numbers in a row.
 template <int HALVES>
 WITH_BFLOAT16_TILES void multiply(const BFloat16* w, int64_t stride, const BFloat16* x, int64_t apart, int64_t count,
-                                  float* sums, Next& fetched, int64_t fetches) {
+                                  float* sums) {
   constexpr int64_t row = 2 * TILE * sizeof(float);  // bytes
   float *low = sums, *high = sums + TILE * 2 * TILE;
-  Next next = fetched;
   _tile_zero(0);
   _tile_zero(2);
   if (HALVES == 2) {
@@ -54,7 +53,6 @@ WITH_BFLOAT16_TILES void multiply(const BFloat16* w, int64_t stride, const BFloa
     _tile_zero(3);
   }
   for (int64_t k = 0; k < count; k += STEP) {
-    for (int64_t i = 0; i < fetches; ++i) next.template fetch<8, 2>();
     _tile_loadd(4, w + k, stride * sizeof(BFloat16));
     _tile_loadd(5, w + TILE * stride + k, stride * sizeof(BFloat16));
     _tile_loadd(6, x + k * TILE, 64);
@@ -72,35 +70,34 @@ WITH_BFLOAT16_TILES void multiply(const BFloat16* w, int64_t stride, const BFloa
     _tile_stored(1, low + TILE, row);
     _tile_stored(3, high + TILE, row);
   }
-  fetched = next;
 }
 
 // BLOCK columns of the result from `column` on, for `count` rows from `first` on, a multiple of 2 TILE.
-void columns(const Product& p, const Packed& x, int64_t first, int64_t count, int64_t column,
-             std::vector<BFloat16>& copy) {
+WITH_BFLOAT16_TILES void columns(const Product& p, const Packed& x, int64_t first, int64_t count, int64_t column,
+                                 std::vector<BFloat16>& copy) {
   const Weight& w = p.w;
-  const int64_t rows = std::min(BLOCK, p.n - column), pairs = (count + 2 * TILE - 1) / (2 * TILE);
+  const int64_t rows = std::min(BLOCK, p.n - column);
   const bool copied = w.kind != SAME || rows < BLOCK || p.k % STEP;
   if (copied) copy.resize(BLOCK * x.wide);
   for (int64_t i = 0; copied && i < rows; ++i)
     numbers<BFloat16, BFloat16>(w, column + i, 0, p.k, &copy[i * x.wide]);
   const BFloat16* from = copied ? copy.data() : w.row<BFloat16>(column);
-  const int64_t stride = copied ? x.wide : w.stride, bytes = p.k * w.bytes() / 64, apart = w.stride * w.size;
-  const int64_t after = std::min(BLOCK, p.n - column - rows);
-  Next next{w.at(column + rows, 0), apart == bytes ? 1 : after, apart == bytes ? bytes * after : bytes, apart};
-  const int64_t fetches = !after ? 0 : pairs > 3 ? 1 : 4 / pairs;
+  const int64_t stride = copied ? x.wide : w.stride;
   alignas(64) float sums[BLOCK * 2 * TILE];
   for (int64_t row = first; row < first + count; row += 2 * TILE) {
     const int64_t tile = row / TILE, here = std::min(2 * TILE, first + count - row);
     const auto f = here > TILE ? multiply<2> : multiply<1>;
-    f(from, stride, x.tile(tile), TILE * x.wide, x.wide, sums, next, fetches);
+    f(from, stride, x.tile(tile), TILE * x.wide, x.wide, sums);
     for (int64_t i = 0; i < rows; i += TILE)
       for (int64_t half = 0; half < here; half += TILE) {
         __m512i each[TILE];
         transpose_16([&](int j) { return sums + (i + j) * 2 * TILE + half; }, each);
         const __mmask16 some = rows - i < TILE ? (1 << (rows - i)) - 1 : 0xffff;
-        for (int64_t r = 0; r < std::min(TILE, here - half); ++r)
-          finish(p, row + half + r, column + i, some, _mm512_castsi512_ps(each[r]));
+        BFloat16* out = p.out + (row + half) * p.n + column + i;
+        for (int64_t r = 0; r < std::min(TILE, here - half); ++r, out += p.n) {
+          const __m512 y = finished(p, column + i, some, _mm512_castsi512_ps(each[r]));
+          _mm256_mask_storeu_epi16(out, some, (__m256i)_mm512_cvtneps_pbh(y));
+        }
       }
   }
 }

@@ -54,26 +54,6 @@ struct Problem {
   int64_t first = 0;  // row among those of all problems
 };
 
-// Weights that are needed next: `bytes` of each of `rows` rows, `apart` bytes from each other. They are fetched in the
-// order of memory. Rows side by side would be as many streams, which are read more slowly.
-struct Next {
-  const char* row;
-  int64_t rows, bytes, apart, at = 0;
-
-  // Fetch LINES lines of a cache, into the nearest one (NEARNESS 3) or the next (2). After the last row, the last ones
-  // are fetched again.
-  template <int LINES, int NEARNESS = 3>
-  inline __attribute__((always_inline)) void fetch() {
-#pragma GCC unroll 8
-    for (int i = 0; i < LINES; ++i) __builtin_prefetch(row + at + 64 * i, 0, NEARNESS);
-    if (!LINES || (at += 64 * LINES) < bytes) return;
-    if (--rows > 0)
-      row += apart, at = 0;
-    else
-      at -= 64 * LINES;
-  }
-};
-
 // int8, without its scale
 void widen(const int8_t* x, int64_t count, float* y) {
   for (int64_t i = 0; i < count; ++i) y[i] = x[i];
@@ -261,12 +241,11 @@ inline void store(BFloat16* to, __mmask16 here, __m512 x) {  // also without ins
   _mm256_mask_storeu_epi16(to, here, _mm512_castsi512_si256(__m512i(halves)));
 }
 
-// The sums of up to 16 products of a row become numbers of the result, from `column` on.
+// The sums of up to 16 products of a row, as numbers of the result from `column` on.
 template <class T>
-inline void finish(const Problem<T>& p, int64_t row, int64_t column, __mmask16 here, __m512 sums) {
+inline __m512 finished(const Problem<T>& p, int64_t column, __mmask16 here, __m512 sums) {
   if (p.w.kind == INT8) sums = _mm512_mul_ps(sums, load(p.w.scales + column, here));
-  if (p.bias) sums = _mm512_add_ps(sums, load(p.bias + column, here));
-  store(p.out + row * p.n + column, here, sums);
+  return p.bias ? _mm512_add_ps(sums, load(p.bias + column, here)) : sums;
 }
 #endif
 
