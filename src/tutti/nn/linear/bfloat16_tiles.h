@@ -2,10 +2,12 @@
 //
 // A tile of W has TILE rows of STEP numbers, as they lie in memory. A tile of x has STEP / 2 pairs of numbers of TILE
 // rows, which are copied into that order once. Sums are added up in the order of k, so a row's bits are those of any
-// number of rows, and differ from those without tiles. BLOCK rows of W stay in a cache while rows of x pass. What
-// is next is not fetched ahead: processors with tiles do that as well by themselves, and fetch less in vain.
+// number of rows, and differ from those without tiles. BLOCK rows of W stay in a cache while rows of x pass. What is
+// next is not fetched ahead: processors with tiles do that as well by themselves, and fetch less in vain.
 
 #if X86_512
+#include <memory>
+
 namespace {
 namespace by_tiles {
 
@@ -16,11 +18,11 @@ using Product = Problem<BFloat16>;
 
 // Rows of x in tiles: (tiles, k / 2, TILE) pairs, filled up with zeros.
 struct Packed {
-  int64_t rows, wide;  // wide: k, rounded up
+  int64_t wide;  // k, rounded up
   std::unique_ptr<__m512i[]> x;  // not initialized
 
   explicit Packed(const Product& p)
-      : rows(p.m), wide((p.k + STEP - 1) / STEP * STEP), x(new __m512i[(p.m + TILE - 1) / TILE * wide / 2]) {}
+      : wide((p.k + STEP - 1) / STEP * STEP), x(new __m512i[(p.m + TILE - 1) / TILE * wide / 2]) {}
 
   const BFloat16* tile(int64_t i) const { return reinterpret_cast<const BFloat16*>(&x[i * wide / 2]); }
 
@@ -44,14 +46,7 @@ struct Packed {
 template <int HALVES>
 WITH_BFLOAT16_TILES void multiply(const BFloat16* w, int64_t stride, const BFloat16* x, int64_t apart, int64_t count,
                                   float* sums) {
-  constexpr int64_t row = 2 * TILE * sizeof(float);  // bytes
-  float *low = sums, *high = sums + TILE * 2 * TILE;
-  _tile_zero(0);
-  _tile_zero(2);
-  if (HALVES == 2) {
-    _tile_zero(1);
-    _tile_zero(3);
-  }
+  zero_sums<HALVES>();
   for (int64_t k = 0; k < count; k += STEP) {
     _tile_loadd(4, w + k, stride * sizeof(BFloat16));
     _tile_loadd(5, w + TILE * stride + k, stride * sizeof(BFloat16));
@@ -64,12 +59,7 @@ WITH_BFLOAT16_TILES void multiply(const BFloat16* w, int64_t stride, const BFloa
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, low, row);
-  _tile_stored(2, high, row);
-  if (HALVES == 2) {
-    _tile_stored(1, low + TILE, row);
-    _tile_stored(3, high + TILE, row);
-  }
+  store_sums<HALVES>(sums);
 }
 
 // BLOCK columns of the result from `column` on, for `count` rows from `first` on, a multiple of 2 TILE.
@@ -115,7 +105,7 @@ void multiply(const std::vector<Product>& products) {
   const int64_t k = products[0].k, n = products[0].n, blocks = (n + BLOCK - 1) / BLOCK;
   std::vector<Packed> x(products.begin(), products.end());
   for (size_t i = 0; i < x.size(); ++i)
-    for_parts((x[i].rows + TILE - 1) / TILE, std::max<int64_t>(1, (1 << 15) / (k + 1)), [&](int64_t tile, int64_t end) {
+    for_parts((products[i].m + TILE - 1) / TILE, (1 << 15) / (k + 1) + 1, [&](int64_t tile, int64_t end) {
       for (; tile < end; ++tile) x[i].pack(products[i], tile);
     });
   const int64_t most = std::max<int64_t>(128, NEAR / (2 * x[0].wide + 1) / (2 * TILE) * 2 * TILE);

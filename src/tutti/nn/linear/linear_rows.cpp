@@ -4,8 +4,8 @@
 // The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
 // the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
 // rows of x pass. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time. Threads
-// share the rows of W. Where the processor has tiles (AMX), BFloat16 is multiplied as `bfloat16_tiles.h` says. Rows that
-// are rounded to int8 are multiplied as `rounded.h` and, by tiles, `tiles.h` say.
+// share the rows of W. Where the processor has tiles (AMX), BFloat16 is multiplied as `bfloat16_tiles.h` says. Rows
+// that are rounded to int8 are multiplied as `rounded.h` and, by tiles, `tiles.h` say.
 
 #include "weights.h"
 #include "rounded.h"

@@ -55,16 +55,35 @@ WITH_INT8 inline void add_group(const int32_t* c, const float* scales, int64_t a
   }
 }
 
-// C (BLOCK, 2 TILE) = products of BLOCK rows of int8 and one or two tiles of x, over steps of `step` numbers.
+// Tiles 0 to 3 hold sums (BLOCK, 2 TILE) of 4 bytes each. With one tile of x, only the first half of the columns counts.
+#define WITH_SUMS inline __attribute__((target("amx-tile"), always_inline))
+
 template <int HALVES>
-WITH_TILES inline void multiply_tiles(const int8_t* w, int64_t stride, const int8_t* x, int64_t apart, int64_t count,
-                                      int64_t step, const int8_t* next, int32_t* c) {
+WITH_SUMS void zero_sums() {
   _tile_zero(0);
   _tile_zero(2);
   if (HALVES == 2) {
     _tile_zero(1);
     _tile_zero(3);
   }
+}
+
+template <int HALVES, class C>
+WITH_SUMS void store_sums(C* to) {
+  constexpr int64_t row = 2 * TILE * sizeof(C);  // bytes
+  _tile_stored(0, to, row);
+  _tile_stored(2, to + TILE * 2 * TILE, row);
+  if (HALVES == 2) {
+    _tile_stored(1, to + TILE, row);
+    _tile_stored(3, to + TILE * 2 * TILE + TILE, row);
+  }
+}
+
+// C (BLOCK, 2 TILE) = products of BLOCK rows of int8 and one or two tiles of x, over steps of `step` numbers.
+template <int HALVES>
+WITH_TILES inline void multiply_tiles(const int8_t* w, int64_t stride, const int8_t* x, int64_t apart, int64_t count,
+                                      int64_t step, const int8_t* next, int32_t* c) {
+  zero_sums<HALVES>();
   for (int64_t k = 0; k < count; k += step) {
     if (next)
       for (int64_t i = 0; i < BLOCK; ++i) __builtin_prefetch(next + i * stride + k, 0, 2);
@@ -79,12 +98,7 @@ WITH_TILES inline void multiply_tiles(const int8_t* w, int64_t stride, const int
       _tile_dpbssd(3, 5, 7);
     }
   }
-  _tile_stored(0, c, 128);
-  _tile_stored(2, c + TILE * 2 * TILE, 128);
-  if (HALVES == 2) {
-    _tile_stored(1, c + TILE, 128);
-    _tile_stored(3, c + TILE * 2 * TILE + TILE, 128);
-  }
+  store_sums<HALVES>(c);
 }
 
 // Rows of the result from sums (BLOCK, 2 TILE) for the rounded rows from `row` on, of which there are `count`.

@@ -1,7 +1,6 @@
 // Weights of linear layers as they are stored, and their numbers as floats or BFloat16.
 
 #include <limits>
-#include <memory>
 
 namespace {
 
