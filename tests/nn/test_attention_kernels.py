@@ -132,7 +132,10 @@ def test_operands_of_any_strides():
         torch.testing.assert_close(a, b, atol=0.02, rtol=0.02)
 
 
-def test_registration():
+@pytest.mark.parametrize("whose", ["ours", "pytorch"])
+def test_registration(whose, monkeypatch):
+    if whose == "pytorch":
+        monkeypatch.setattr(fused, "_kernels", lambda: None)
     args, how = drawn(heads=2, groups=1, queries=8, keys=8, width=32)
     opcheck(ops.attention_backward.default, args, how)
     opcheck(ops.attention.default, *of_forward(args, how))
