@@ -45,7 +45,11 @@ using Optional = std::optional<at::Tensor>;
 constexpr int64_t N = Floats::size();
 
 #if X86_512
+#ifdef TUTTI_WITHOUT_BFLOAT16
+[[maybe_unused]] bool multiplies_bfloat16() { return false; }
+#else
 [[maybe_unused]] bool multiplies_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+#endif
 [[maybe_unused]] bool multiplies_int8() { return __builtin_cpu_supports("avx512vnni"); }
 #else
 [[maybe_unused]] bool multiplies_bfloat16() { return false; }

@@ -58,6 +58,20 @@ def test_without_special_instructions(monkeypatch, dtype):
     close(ops.linear_int8(x, *q8, bias, rounded=True), generic[1], 0.02)
 
 
+@pytest.mark.skipif(not compat.multiplies_bfloat16(), reason="other tests run these kernels here")
+def test_without_bfloat16_instructions(monkeypatch):
+    code = "#define TUTTI_WITHOUT_BFLOAT16\n" + source(linear_rows.SOURCE)
+    kernels = compat.compile_operators(code, "tutti_without_bfloat16")
+    monkeypatch.setattr(linear_rows, "kernels", lambda: kernels)
+    monkeypatch.setattr(linear_rows, "tiles", lambda: False)
+    for n, k in ((1, 2), (33, 101), (47, 1090), (64, 3000)):
+        x, weight, bias = drawn(130, n, k, torch.bfloat16)
+        y = ops.linear_rows(x, weight, bias)
+        close(y, F.linear(x.double(), weight.double(), bias.double()), BOUND[torch.bfloat16])
+        for rows in (slice(0, 1), slice(3, 5), slice(5, 8), slice(20, 71)):
+            assert torch.equal(ops.linear_rows(x[rows], weight, bias), y[rows])
+
+
 @pytest.mark.parametrize("m", [1, 31, 33, 70])
 @pytest.mark.skipif(not compat.multiplies_bfloat16(), reason="needs bfloat16 instructions")
 def test_by_tiles(monkeypatch, m):

@@ -60,41 +60,66 @@ struct Next {
   }
 };
 
-// A vector of numbers that are multiplied at once, all or the first few of them, and what their products are added to.
-template <class T>
+// COUNT numbers of a row of x and of a row of W that are multiplied at once, all or the first few of them, and what
+// their products are added to. X, W: how the rows are stored.
+template <class X, class W>
 struct Lanes;
 
 #if X86_512
 template <>
-struct Lanes<float> {
-  using Vector = __m512;
+struct Lanes<float, float> {
+  using Left = __m512;
+  using Right = __m512;
   using Sum = __m512;
   static constexpr int64_t COUNT = 16;
-  static inline Vector load(const float* x) { return _mm512_loadu_ps(x); }
-  static inline Vector load(const float* x, int64_t few) { return _mm512_maskz_loadu_ps((1 << few) - 1, x); }
-  static inline Sum add(Sum sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
+  static inline Left load(const float* x) { return _mm512_loadu_ps(x); }
+  static inline Left load(const float* x, int64_t few) { return _mm512_maskz_loadu_ps((1 << few) - 1, x); }
+  static inline void keep(Right& w) { asm("" : "+v"(w)); }
+  static inline Sum add(Sum sum, Left x, Right w) { return _mm512_fmadd_ps(x, w, sum); }
 };
 
 template <>
-struct Lanes<BFloat16> {
-  using Vector = __m512i;
+struct Lanes<BFloat16, BFloat16> {
+  using Left = __m512i;
+  using Right = __m512i;
   using Sum = __m512;
   static constexpr int64_t COUNT = 32;
-  static inline Vector load(const BFloat16* x) { return _mm512_loadu_si512(x); }
-  static inline Vector load(const BFloat16* x, int64_t few) { return _mm512_maskz_loadu_epi16((1u << few) - 1, x); }
-  WITH_BFLOAT16 static inline Sum add(Sum sum, Vector a, Vector b) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  static inline Left load(const BFloat16* x) { return _mm512_loadu_si512(x); }
+  static inline Left load(const BFloat16* x, int64_t few) { return _mm512_maskz_loadu_epi16((1u << few) - 1, x); }
+  static inline void keep(Right& w) { asm("" : "+v"(w)); }
+  WITH_BFLOAT16 static inline Sum add(Sum sum, Left x, Right w) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
   }
 };
+
+// Of processors without instructions for BFloat16. x is `split`.
+template <>
+struct Lanes<float, BFloat16> {
+  using Left = Split;
+  using Right = Split;
+  using Sum = __m512;
+  static constexpr int64_t COUNT = 32;
+  static inline Left load(const float* x) { return {_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16)}; }
+  static inline Left load(const float* x, int64_t) { return load(x); }
+  static inline Right load(const BFloat16* w) { return split(w); }
+  static inline Right load(const BFloat16* w, int64_t few) { return split(w, few); }
+  static inline void keep(Right& w) { asm("" : "+v"(w.even), "+v"(w.odd)); }
+  static inline Sum add(Sum sum, Left x, Right w) {
+    return _mm512_fmadd_ps(x.odd, w.odd, _mm512_fmadd_ps(x.even, w.even, sum));
+  }
+};
+
 #else
 template <>
-struct Lanes<float> {
-  using Vector = Floats;
+struct Lanes<float, float> {
+  using Left = Floats;
+  using Right = Floats;
   using Sum = Floats;
   static constexpr int64_t COUNT = N;
-  static inline Vector load(const float* x) { return Floats::loadu(x); }
-  static inline Vector load(const float* x, int64_t few) { return Floats::loadu(x, few); }
-  static inline Sum add(Sum sum, Vector a, Vector b) { return at::vec::fmadd(a, b, sum); }
+  static inline Left load(const float* x) { return Floats::loadu(x); }
+  static inline Left load(const float* x, int64_t few) { return Floats::loadu(x, few); }
+  static inline void keep(Right&) {}
+  static inline Sum add(Sum sum, Left x, Right w) { return at::vec::fmadd(x, w, sum); }
 };
 #endif
 
@@ -111,10 +136,10 @@ struct Steps {
 
 // Multiply ROWS rows of x by WIDE rows of W, and so on with other rows. LINES: of what is next that are fetched with
 // every vector of a row.
-template <int ROWS, int LINES, class T>
-WITH_BFLOAT16 __attribute__((noinline)) void multiply(const T* x, int64_t stride, const T* w, int64_t apart,
+template <int ROWS, int LINES, class X, class W>
+WITH_BFLOAT16 __attribute__((noinline)) void multiply(const X* x, int64_t stride, const W* w, int64_t apart,
                                                       Steps steps, Part part, Sums to, Next& fetched) {
-  using L = Lanes<T>;
+  using L = Lanes<X, W>;
   Next next = fetched;  // in registers
   for (; steps.count; --steps.count) {
     typename L::Sum sum[ROWS][WIDE];
@@ -123,14 +148,15 @@ WITH_BFLOAT16 __attribute__((noinline)) void multiply(const T* x, int64_t stride
 #pragma GCC unroll 8
       for (int i = 0; i < WIDE; ++i)
         sum[r][i] = typename L::Sum(part.first ? Floats(0.f) : Floats::loadu(to.partial + (r * WIDE + i) * N));
-    const T* half = w + 4 * apart;
+    const W* half = w + 4 * apart;
     const auto add = [&](int64_t k, auto load) WITH_BFLOAT16 __attribute__((always_inline)) {
-      typename L::Vector a[ROWS];
+      typename L::Left a[ROWS];
 #pragma GCC unroll 3
       for (int r = 0; r < ROWS; ++r) a[r] = load(x + r * stride + k);
 #pragma GCC unroll 8
       for (int i = 0; i < WIDE; ++i) {
-        const typename L::Vector b = load((i < 4 ? w : half) + i % 4 * apart + k);
+        typename L::Right b = load((i < 4 ? w : half) + i % 4 * apart + k);
+        L::keep(b);
 #pragma GCC unroll 3
         for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], a[r], b);
       }
@@ -138,10 +164,10 @@ WITH_BFLOAT16 __attribute__((noinline)) void multiply(const T* x, int64_t stride
     int64_t k = 0;
     for (; k + L::COUNT <= part.count; k += L::COUNT) {
       next.template fetch<LINES>();
-      add(k, [](const T* from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from); });
+      add(k, [](auto from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from); });
     }
     const int64_t left = part.count - k;
-    if (left) add(k, [&](const T* from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from, left); });
+    if (left) add(k, [&](auto from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from, left); });
 #pragma GCC unroll 3
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
@@ -155,25 +181,25 @@ WITH_BFLOAT16 __attribute__((noinline)) void multiply(const T* x, int64_t stride
   fetched = next;
 }
 
-template <class T>
-using Multiply = void (*)(const T*, int64_t, const T*, int64_t, Steps, Part, Sums, Next&);
+template <class X, class W>
+using Multiply = void (*)(const X*, int64_t, const W*, int64_t, Steps, Part, Sums, Next&);
 
-template <int ROWS, class T>
-Multiply<T> multiply_fetching(int64_t lines) {
-  if (lines >= 8) return multiply<ROWS, 8, T>;
-  if (lines >= 4) return multiply<ROWS, 4, T>;
-  if (lines >= 2) return multiply<ROWS, 2, T>;
-  return lines ? multiply<ROWS, 1, T> : multiply<ROWS, 0, T>;
+template <int ROWS, class X, class W>
+Multiply<X, W> multiply_fetching(int64_t lines) {
+  if (lines >= 8) return multiply<ROWS, 8, X, W>;
+  if (lines >= 4) return multiply<ROWS, 4, X, W>;
+  if (lines >= 2) return multiply<ROWS, 2, X, W>;
+  return lines ? multiply<ROWS, 1, X, W> : multiply<ROWS, 0, X, W>;
 }
 
 // rows: up to TALL
-template <class T>
-Multiply<T> multiply_of(int64_t rows, int64_t lines) {
+template <class X, class W>
+Multiply<X, W> multiply_of(int64_t rows, int64_t lines) {
   if constexpr (TALL > 1) {
-    if (rows == 3) return multiply_fetching<3, T>(lines);
-    if (rows == 2) return multiply_fetching<2, T>(lines);
+    if (rows == 3) return multiply_fetching<3, X, W>(lines);
+    if (rows == 2) return multiply_fetching<2, X, W>(lines);
   }
-  return multiply_fetching<1, T>(lines);
+  return multiply_fetching<1, X, W>(lines);
 }
 
 // ---- the product ----------------------------------------------------------------------------------------------------
@@ -211,18 +237,19 @@ Next from(const Problem<T>& p, Place place, int64_t rows, int64_t piece) {
 template <class C, class T>
 void add_piece(const Problem<T>& p, const C* x, int64_t stride, int64_t count, Place place, int64_t piece, Next next,
                std::vector<C>& copies, Sums sums) {
-  const Part part{std::min(piece, p.k - place.k), place.k == 0, place.k + piece >= p.k};
+  const int64_t numbers_of_w = std::min(piece, p.k - place.k);
+  const Part part{is_split<C, T>(p.w) ? whole(numbers_of_w) : numbers_of_w, place.k == 0, place.k + piece >= p.k};
   const bool copied = p.w.kind != SAME || !std::is_same_v<C, T> || place.row + WIDE > p.n;
   const int64_t apart = copied ? piece + 32 : p.w.stride, times = (count + TALL - 1) / TALL;
   const int64_t lines = next.rows < 1 ? 0 : times == 1 ? 8 : times < 4 ? 4 : times < 8 ? 2 : 1;
   if (copied) copies.resize(WIDE * apart);
   for (int64_t i = 0; copied && i < WIDE; ++i)
-    numbers<C, T>(p.w, std::min(place.row + i, p.n - 1), place.k, part.count, &copies[i * apart]);
+    numbers<C, T>(p.w, std::min(place.row + i, p.n - 1), place.k, numbers_of_w, &copies[i * apart]);
   const C* w = copied ? copies.data() : p.w.template row<C>(place.row) + place.k;
   for (int64_t r = 0; r < count;) {
     const int64_t rows = std::min(TALL, count - r), groups = (count - r) / rows;
     const Steps steps{groups, rows * stride, 0, rows * WIDE * N, rows * sums.width};
-    multiply_of<C>(rows, lines)(x + r * stride + place.k, stride, w, apart, steps, part,
+    multiply_of<C, C>(rows, lines)(x + r * stride + place.k, stride, w, apart, steps, part,
                                 {sums.partial + r * WIDE * N, sums.totals + r * sums.width, sums.width}, next);
     r += groups * rows;
   }
@@ -233,17 +260,18 @@ void add_piece(const Problem<T>& p, const C* x, int64_t stride, int64_t count, P
 template <class C, class T>
 void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
              int64_t end) {
-  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, once = stored && count <= TALL, many = count > 8 * TALL;
+  using W = std::conditional_t<X86_512, T, C>;
+  const bool stored = p.w.kind == SAME && std::is_same_v<W, T>, once = stored && count <= TALL, many = count > 8 * TALL;
   const int64_t width = WIDE * (once ? 64 : 4), together = many ? width : WIDE;
-  const int64_t piece = stored && many ? 2 * PIECE : PIECE;
+  const int64_t piece = stored && many ? 4 * PIECE / int64_t(sizeof(C)) : PIECE;
   std::vector<C> copies;
   std::vector<float> partial(p.k > piece ? count * together * N : 0), totals(count * width);
   for (int64_t column = begin; column < end; column += width) {
     const int64_t last = std::min(end, column + width), panels = once ? (std::min(last, p.n) - column) / WIDE : 0;
     if (panels) {
       Next next = from(p, {column + WIDE, 0}, panels * WIDE, p.k);
-      multiply_of<C>(count, next.rows > 0 ? 8 : 0)(
-          x, stride, p.w.template row<C>(column), p.w.stride, {panels, 0, WIDE * p.w.stride, 0, WIDE},
+      multiply_of<C, W>(count, next.rows > 0 ? 8 : 0)(
+          x, stride, p.w.template row<W>(column), p.w.stride, {panels, 0, WIDE * p.w.stride, 0, WIDE},
           {p.k, true, true}, {nullptr, totals.data(), width}, next);
     }
     for (int64_t group = column + panels * WIDE, after; group < last; group = after) {
@@ -300,16 +328,23 @@ void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles
     for (const Problem<T>& p : problems) linear_rounded(p, digits, tiles);
     return;
   }
+  if constexpr (std::is_same_v<T, float>) {
+    linear<T, T>(problems, first.x, first.stride);
+  } else {
 #if X86_512
-  if constexpr (std::is_same_v<T, BFloat16>)
     if (tiles && may_use_tiles()) return by_tiles::multiply(problems);
+    if (multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
 #endif
-  if constexpr (std::is_same_v<T, float> || X86_512)
-    if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
-  const int64_t rows = last.first + last.m, k = first.k;
-  std::vector<float> x(rows * k);
-  for (int64_t i = 0; i < rows; ++i) widen(first.x + i * first.stride, k, &x[i * k]);
-  linear<float, T>(problems, x.data(), k);
+    const int64_t rows = last.first + last.m, k = first.k;
+    const bool halves = is_split<float, T>(first.w);
+    const int64_t stride = halves ? whole(k) : k;
+    std::vector<float> x(rows * stride);
+    for (int64_t i = 0; i < rows; ++i) {
+      const T* from = first.x + i * first.stride;
+      halves ? split(from, k, &x[i * stride]) : widen(from, k, &x[i * stride]);
+    }
+    linear<float, T>(problems, x.data(), stride);
+  }
 }
 
 Optional contiguous(const Optional& x, at::ScalarType type) { return x ? Optional(x->to(type).contiguous()) : x; }
