@@ -41,10 +41,12 @@ def main(model: str, folder: str, kind: str, threads: str = "2") -> None:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 1, 512, 32
     scheduler.enable_prefix_caching = False
+    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    precision = "bf16" if has_bf16 else "f32"  # what it accepts
     properties = {
         "INFERENCE_NUM_THREADS": int(threads),
-        "INFERENCE_PRECISION_HINT": "bf16",
-        "KV_CACHE_PRECISION": "bf16",
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
     }
     pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
 

@@ -3,8 +3,8 @@
 //
 // The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
 // the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
-// rows of x pass. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time. Threads
-// share the rows of W. Where the processor has tiles (AMX), BFloat16 is multiplied as `bfloat16_tiles.h` says. Rows
+// rows of x pass. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time, and so does
+// BFloat16 for many rows where the processor cannot multiply it. Threads share the rows of W. Where the processor has tiles (AMX), BFloat16 is multiplied as `bfloat16_tiles.h` says. Rows
 // that are rounded to int8 are multiplied as `rounded.h` and, by tiles, `tiles.h` say.
 
 #include "weights.h"
@@ -16,7 +16,11 @@ namespace {
 
 constexpr int64_t WIDE = 8;          // rows of W that are multiplied together
 constexpr bool MANY = N == 16;       // registers, for several rows of x
-constexpr int64_t TALL = MANY ? 3 : 1;
+
+// Rows of x that are multiplied together. Of more than 3 rows, halves of WIDE rows of W are multiplied one after the
+// other: registers hold 24 sums. Where each vector of W must be split, more rows share the work.
+template <class X, class W>
+constexpr int64_t TALL = !MANY ? 1 : std::is_same_v<X, W> ? 3 : 6;
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
 
@@ -60,67 +64,83 @@ struct Next {
   }
 };
 
-// COUNT numbers of a row of x and of a row of W that are multiplied at once, all or the first few of them, and what
-// their products are added to. X, W: how the rows are stored.
+// COUNT numbers of a row of x and of a row of W that are multiplied at once, all or the first few of them, in PARTS,
+// and what their products are added to. X, W: how the rows are stored.
 template <class X, class W>
 struct Lanes;
 
 #if X86_512
 template <>
 struct Lanes<float, float> {
-  using Left = __m512;
-  using Right = __m512;
+  using Vector = __m512;
   using Sum = __m512;
-  static constexpr int64_t COUNT = 16;
-  static inline Left load(const float* x) { return _mm512_loadu_ps(x); }
-  static inline Left load(const float* x, int64_t few) { return _mm512_maskz_loadu_ps((1 << few) - 1, x); }
-  static inline void keep(Right& w) { asm("" : "+v"(w)); }
-  static inline Sum add(Sum sum, Left x, Right w) { return _mm512_fmadd_ps(x, w, sum); }
+  static constexpr int64_t COUNT = 16, PARTS = 1;
+  static inline Vector load(const float* x, int64_t) { return _mm512_loadu_ps(x); }
+  static inline Vector load(const float* x, int64_t, int64_t few) { return _mm512_maskz_loadu_ps((1 << few) - 1, x); }
+  static inline Sum add(Sum sum, Vector x, Vector w) { return _mm512_fmadd_ps(x, w, sum); }
 };
 
 template <>
 struct Lanes<BFloat16, BFloat16> {
-  using Left = __m512i;
-  using Right = __m512i;
+  using Vector = __m512i;
   using Sum = __m512;
-  static constexpr int64_t COUNT = 32;
-  static inline Left load(const BFloat16* x) { return _mm512_loadu_si512(x); }
-  static inline Left load(const BFloat16* x, int64_t few) { return _mm512_maskz_loadu_epi16((1u << few) - 1, x); }
-  static inline void keep(Right& w) { asm("" : "+v"(w)); }
-  WITH_BFLOAT16 static inline Sum add(Sum sum, Left x, Right w) {
+  static constexpr int64_t COUNT = 32, PARTS = 1;
+  static inline Vector load(const BFloat16* x, int64_t) { return _mm512_loadu_si512(x); }
+  static inline Vector load(const BFloat16* x, int64_t, int64_t few) {
+    return _mm512_maskz_loadu_epi16((1u << few) - 1, x);
+  }
+  WITH_BFLOAT16 static inline Sum add(Sum sum, Vector x, Vector w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
   }
 };
 
-// Of processors without instructions for BFloat16. x is `split`.
+// Of processors without instructions for BFloat16, which become floats without shuffles: first those at even places of
+// each 32, and then the others. Rows of x are `split`. GCC would store what it loads for both parts, and copy the sums
+// of the intrinsic.
 template <>
 struct Lanes<float, BFloat16> {
-  using Left = Split;
-  using Right = Split;
+  using Vector = __m512;
   using Sum = __m512;
-  static constexpr int64_t COUNT = 32;
-  static inline Left load(const float* x) { return {_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16)}; }
-  static inline Left load(const float* x, int64_t) { return load(x); }
-  static inline Right load(const BFloat16* w) { return split(w); }
-  static inline Right load(const BFloat16* w, int64_t few) { return split(w, few); }
-  static inline void keep(Right& w) { asm("" : "+v"(w.even), "+v"(w.odd)); }
-  static inline Sum add(Sum sum, Left x, Right w) {
-    return _mm512_fmadd_ps(x.odd, w.odd, _mm512_fmadd_ps(x.even, w.even, sum));
+  static constexpr int64_t COUNT = 32, PARTS = 2;
+  static inline Vector load(const float* x, int64_t part, int64_t = 0) { return _mm512_loadu_ps(x + 16 * part); }
+  static inline Vector load(const BFloat16* w, int64_t part) {
+    __m512 x;
+    const auto& from = *reinterpret_cast<const __m512i_u*>(w);
+    if (part)
+      asm("vpandd %1, %2, %0" : "=v"(x) : "m"(from), "v"(_mm512_set1_epi32(0xffff0000)));
+    else
+      asm("vpslld $16, %1, %0" : "=v"(x) : "m"(from));
+    return x;
+  }
+  static inline Vector load(const BFloat16* w, int64_t part, int64_t few) {
+    return half(_mm512_maskz_loadu_epi16((1u << few) - 1, w), part);
+  }
+  static inline Sum add(Sum sum, Vector x, Vector w) {
+    asm("vfmadd231ps %1, %2, %0" : "+v"(sum) : "v"(x), "v"(w));
+    return sum;
+  }
+  static inline Vector half(__m512i w, int64_t part) {
+    return _mm512_castsi512_ps(part ? _mm512_and_si512(w, _mm512_set1_epi32(0xffff0000)) : _mm512_slli_epi32(w, 16));
   }
 };
 
+// In a register: GCC would load a vector again for each product with it.
+template <class V>
+inline void keep(V& x) {
+  asm("" : "+v"(x));
+}
 #else
 template <>
 struct Lanes<float, float> {
-  using Left = Floats;
-  using Right = Floats;
+  using Vector = Floats;
   using Sum = Floats;
-  static constexpr int64_t COUNT = N;
-  static inline Left load(const float* x) { return Floats::loadu(x); }
-  static inline Left load(const float* x, int64_t few) { return Floats::loadu(x, few); }
-  static inline void keep(Right&) {}
-  static inline Sum add(Sum sum, Left x, Right w) { return at::vec::fmadd(x, w, sum); }
+  static constexpr int64_t COUNT = N, PARTS = 1;
+  static inline Vector load(const float* x, int64_t) { return Floats::loadu(x); }
+  static inline Vector load(const float* x, int64_t, int64_t few) { return Floats::loadu(x, few); }
+  static inline Sum add(Sum sum, Vector x, Vector w) { return at::vec::fmadd(x, w, sum); }
 };
+
+inline void keep(Floats&) {}
 #endif
 
 // Where the sums of products are. Partial sums are vectors.
@@ -140,42 +160,57 @@ template <int ROWS, int LINES, class X, class W>
 WITH_BFLOAT16 __attribute__((noinline)) void multiply(const X* x, int64_t stride, const W* w, int64_t apart,
                                                       Steps steps, Part part, Sums to, Next& fetched) {
   using L = Lanes<X, W>;
+  constexpr int64_t COLUMNS = ROWS > 3 ? 4 : WIDE;
   Next next = fetched;  // in registers
   for (; steps.count; --steps.count) {
-    typename L::Sum sum[ROWS][WIDE];
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 1
+    for (int64_t column = 0; column < WIDE; column += COLUMNS) {
+      const W* rows = w + column * apart;
+      float *partial = to.partial + column * N, *totals = to.totals + column;
+      typename L::Sum sum[ROWS][COLUMNS];
+#pragma GCC unroll 6
+      for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-      for (int i = 0; i < WIDE; ++i)
-        sum[r][i] = typename L::Sum(part.first ? Floats(0.f) : Floats::loadu(to.partial + (r * WIDE + i) * N));
-    const W* half = w + 4 * apart;
-    const auto add = [&](int64_t k, auto load) WITH_BFLOAT16 __attribute__((always_inline)) {
-      typename L::Left a[ROWS];
-#pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r) a[r] = load(x + r * stride + k);
+        for (int i = 0; i < COLUMNS; ++i)
+          sum[r][i] = typename L::Sum(part.first ? Floats(0.f) : Floats::loadu(partial + (r * WIDE + i) * N));
+      const W* beyond = rows + 4 * apart;
+      const auto add = [&](int64_t k, auto load) WITH_BFLOAT16 __attribute__((always_inline)) {
+#pragma GCC unroll 2
+        for (int half = 0; half < L::PARTS; ++half) {
+          typename L::Vector a[ROWS];
+#pragma GCC unroll 6
+          for (int r = 0; r < ROWS; ++r) keep(a[r] = load(x + r * stride + k, half));
 #pragma GCC unroll 8
-      for (int i = 0; i < WIDE; ++i) {
-        typename L::Right b = load((i < 4 ? w : half) + i % 4 * apart + k);
-        L::keep(b);
-#pragma GCC unroll 3
-        for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], a[r], b);
+          for (int i = 0; i < COLUMNS; ++i) {
+            typename L::Vector b = load((i < 4 ? rows : beyond) + i % 4 * apart + k, half);
+            keep(b);
+#pragma GCC unroll 6
+            for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], a[r], b);
+          }
+        }
+      };
+      int64_t k = 0;
+      const auto whole = [](auto from, int half) WITH_BFLOAT16 __attribute__((always_inline)) {
+        return L::load(from, half);
+      };
+      for (; k + L::COUNT <= part.count; k += L::COUNT) {
+        next.template fetch<LINES>();
+        add(k, whole);
       }
-    };
-    int64_t k = 0;
-    for (; k + L::COUNT <= part.count; k += L::COUNT) {
-      next.template fetch<LINES>();
-      add(k, [](auto from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from); });
-    }
-    const int64_t left = part.count - k;
-    if (left) add(k, [&](auto from) WITH_BFLOAT16 __attribute__((always_inline)) { return L::load(from, left); });
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r)
+      const int64_t left = part.count - k;
+      const auto few = [&](auto from, int half) WITH_BFLOAT16 __attribute__((always_inline)) {
+        return L::load(from, half, left);
+      };
+      if (left) add(k, few);
+#pragma GCC unroll 6
+      for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-      for (int i = 0; i < WIDE; ++i)
-        if (!part.last)
-          Floats(sum[r][i]).store(to.partial + (r * WIDE + i) * N);
-        else if (i % 4 == 0)
-          total(sum[r][i], sum[r][i + 1], sum[r][i + 2], sum[r][i + 3], to.totals + r * to.width + i);
+        for (int i = 0; i < COLUMNS; ++i)
+          if (!part.last)
+            Floats(sum[r][i]).store(partial + (r * WIDE + i) * N);
+          else if (i % 4 == 0)
+            total(sum[r][i], sum[r][i + 1], sum[r][i + 2], sum[r][i + 3], totals + r * to.width + i);
+    }
     x += steps.x, w += steps.w, to.partial += steps.partial, to.totals += steps.totals;
   }
   fetched = next;
@@ -195,7 +230,12 @@ Multiply<X, W> multiply_fetching(int64_t lines) {
 // rows: up to TALL
 template <class X, class W>
 Multiply<X, W> multiply_of(int64_t rows, int64_t lines) {
-  if constexpr (TALL > 1) {
+  if constexpr (TALL<X, W> > 3) {
+    if (rows == 6) return multiply_fetching<6, X, W>(lines);
+    if (rows == 5) return multiply_fetching<5, X, W>(lines);
+    if (rows == 4) return multiply_fetching<4, X, W>(lines);
+  }
+  if constexpr (TALL<X, W> > 1) {
     if (rows == 3) return multiply_fetching<3, X, W>(lines);
     if (rows == 2) return multiply_fetching<2, X, W>(lines);
   }
@@ -234,22 +274,24 @@ Next from(const Problem<T>& p, Place place, int64_t rows, int64_t piece) {
 
 // Multiply `count` rows of x by a piece of a panel. Weights of other types are copied, and so are the last rows of W if
 // there are fewer than WIDE.
-template <class C, class T>
-void add_piece(const Problem<T>& p, const C* x, int64_t stride, int64_t count, Place place, int64_t piece, Next next,
-               std::vector<C>& copies, Sums sums) {
-  const int64_t numbers_of_w = std::min(piece, p.k - place.k);
-  const Part part{is_split<C, T>(p.w) ? whole(numbers_of_w) : numbers_of_w, place.k == 0, place.k + piece >= p.k};
-  const bool copied = p.w.kind != SAME || !std::is_same_v<C, T> || place.row + WIDE > p.n;
+template <class X, class W, class T>
+void add_piece(const Problem<T>& p, const X* x, int64_t stride, int64_t count, Place place, int64_t piece, Next next,
+               std::vector<W>& copies, Sums sums) {
+  constexpr int64_t TALL = ::TALL<X, W>;
+  const int64_t here = std::min(piece, p.k - place.k);
+  const bool is_split = X86_512 && p.w.kind == SAME && !std::is_same_v<W, T>;
+  const Part part{is_split ? whole(here) : here, place.k == 0, place.k + piece >= p.k};
+  const bool copied = p.w.kind != SAME || !std::is_same_v<W, T> || place.row + WIDE > p.n;
   const int64_t apart = copied ? piece + 32 : p.w.stride, times = (count + TALL - 1) / TALL;
   const int64_t lines = next.rows < 1 ? 0 : times == 1 ? 8 : times < 4 ? 4 : times < 8 ? 2 : 1;
   if (copied) copies.resize(WIDE * apart);
   for (int64_t i = 0; copied && i < WIDE; ++i)
-    numbers<C, T>(p.w, std::min(place.row + i, p.n - 1), place.k, numbers_of_w, &copies[i * apart]);
-  const C* w = copied ? copies.data() : p.w.template row<C>(place.row) + place.k;
+    numbers<W, T>(p.w, std::min(place.row + i, p.n - 1), place.k, here, &copies[i * apart]);
+  const W* w = copied ? copies.data() : p.w.template row<W>(place.row) + place.k;
   for (int64_t r = 0; r < count;) {
     const int64_t rows = std::min(TALL, count - r), groups = (count - r) / rows;
     const Steps steps{groups, rows * stride, 0, rows * WIDE * N, rows * sums.width};
-    multiply_of<C, C>(rows, lines)(x + r * stride + place.k, stride, w, apart, steps, part,
+    multiply_of<X, W>(rows, lines)(x + r * stride + place.k, stride, w, apart, steps, part,
                                 {sums.partial + r * WIDE * N, sums.totals + r * sums.width, sums.width}, next);
     r += groups * rows;
   }
@@ -257,20 +299,20 @@ void add_piece(const Problem<T>& p, const C* x, int64_t stride, int64_t count, P
 
 // Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. A few rows pass the panels of W one
 // after another; more of them pass pieces of several panels, so that they stay in a cache.
-template <class C, class T>
-void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
+template <class X, class W, class T>
+void columns(const Problem<T>& p, const X* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
              int64_t end) {
-  using W = std::conditional_t<X86_512, T, C>;
+  constexpr int64_t TALL = ::TALL<X, W>;
   const bool stored = p.w.kind == SAME && std::is_same_v<W, T>, once = stored && count <= TALL, many = count > 8 * TALL;
   const int64_t width = WIDE * (once ? 64 : 4), together = many ? width : WIDE;
-  const int64_t piece = stored && many ? 4 * PIECE / int64_t(sizeof(C)) : PIECE;
-  std::vector<C> copies;
+  const int64_t piece = stored && many ? 4 * PIECE / int64_t(sizeof(X)) : PIECE;
+  std::vector<W> copies;
   std::vector<float> partial(p.k > piece ? count * together * N : 0), totals(count * width);
   for (int64_t column = begin; column < end; column += width) {
     const int64_t last = std::min(end, column + width), panels = once ? (std::min(last, p.n) - column) / WIDE : 0;
     if (panels) {
       Next next = from(p, {column + WIDE, 0}, panels * WIDE, p.k);
-      multiply_of<C, W>(count, next.rows > 0 ? 8 : 0)(
+      multiply_of<X, W>(count, next.rows > 0 ? 8 : 0)(
           x, stride, p.w.template row<W>(column), p.w.stride, {panels, 0, WIDE * p.w.stride, 0, WIDE},
           {p.k, true, true}, {nullptr, totals.data(), width}, next);
     }
@@ -281,7 +323,7 @@ void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int
           const Place next = i + WIDE < after  ? Place{i + WIDE, k}
                              : k + piece < p.k ? Place{group, k + piece}
                                                : Place{after, 0};
-          add_piece<C, T>(p, x, stride, count, {i, k}, piece, from(p, next, WIDE, piece), copies,
+          add_piece<X, W, T>(p, x, stride, count, {i, k}, piece, from(p, next, WIDE, piece), copies,
                           {partial.data() + (i - group) * count * N, &totals[i - column], width});
         }
     }
@@ -289,20 +331,23 @@ void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int
   }
 }
 
-// Several products with as many columns, of C.
-template <class C, class T>
-void linear(const std::vector<Problem<T>>& problems, const C* x, int64_t stride) {
+// Several products with as many columns, of rows of x that are X and rows of W that are, or become, W.
+template <class X, class W, class T>
+void linear(const std::vector<Problem<T>>& problems, const X* x, int64_t stride) {
   const int64_t k = problems[0].k, n = problems[0].n, tiles = (n + WIDE - 1) / WIDE;
-  const int64_t rows = std::max<int64_t>(96, NEAR / (sizeof(C) * std::max<int64_t>(k, 1)) / TALL * TALL);
+  const int64_t rows = std::max<int64_t>(96, NEAR / (sizeof(X) * std::max<int64_t>(k, 1)) / 6 * 6);  // 6: of any TALL
   const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, k * WIDE));
   for_parts(tiles * problems.size(), grain, [&](int64_t begin, int64_t end) {
     for (int64_t last; begin < end; begin = last) {
       const Problem<T>& p = problems[begin / tiles];
       const int64_t before = begin / tiles * tiles;
       last = std::min(end, before + tiles);
-      for (int64_t r = 0; r < p.m; r += rows)
-        columns<C, T>(p, x + (p.first + r) * stride, stride, r, std::min(rows, p.m - r), (begin - before) * WIDE,
-                      std::min((last - before) * WIDE, n));
+      for (int64_t r = 0; r < p.m; r += rows) {
+        const int64_t count = std::min(rows, p.m - r);  // many rows of x are worth rows of W of their type
+        (count > 8 * TALL<X, W> ? columns<X, X, T> : columns<X, W, T>)(
+            p, x + (p.first + r) * stride, stride, r, count, (begin - before) * WIDE,
+            std::min((last - before) * WIDE, n));
+      }
     }
   });
 }
@@ -331,19 +376,19 @@ void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles
   if constexpr (std::is_same_v<T, float>) {
     linear<T, T>(problems, first.x, first.stride);
   } else {
+    const int64_t rows = last.first + last.m, k = first.k, stride = k / 32 * 32 + 64;
+    std::vector<float> x;
+    const auto floats = [&](auto widened) {
+      x.resize(rows * stride);
+      for (int64_t i = 0; i < rows; ++i) widened(first.x + i * first.stride, k, &x[i * stride]);
+      return x.data();
+    };
 #if X86_512
     if (tiles && may_use_tiles()) return by_tiles::multiply(problems);
     if (multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
+    if (first.w.kind == SAME) return linear<float, T>(problems, floats(split), stride);
 #endif
-    const int64_t rows = last.first + last.m, k = first.k;
-    const bool halves = is_split<float, T>(first.w);
-    const int64_t stride = halves ? whole(k) : k;
-    std::vector<float> x(rows * stride);
-    for (int64_t i = 0; i < rows; ++i) {
-      const T* from = first.x + i * first.stride;
-      halves ? split(from, k, &x[i * stride]) : widen(from, k, &x[i * stride]);
-    }
-    linear<float, T>(problems, x.data(), stride);
+    linear<float, float>(problems, floats([](const T* from, int64_t n, float* y) { widen(from, n, y); }), stride);
   }
 }
 

@@ -211,37 +211,21 @@ void widen_packed(const Weight& w, int64_t row, int64_t begin, int64_t count, C*
     widen_packed<INT2>(w, row, begin, count, y);
 }
 
-// Whether x and W of BFloat16 are multiplied as floats that are `split`, and how many there are of count numbers then.
-template <class C, class T>
-bool is_split(const Weight& w) {
-  return X86_512 && w.kind == SAME && !std::is_same_v<C, T>;
-}
+// BFloat16 as floats, without shuffles where that is faster: of each 32 numbers the 16 at even places come first, and
+// zeros follow the last one, so that there are `whole(count)`.
 inline int64_t whole(int64_t count) { return (count + 31) / 32 * 32; }
-
-#if X86_512
-// BFloat16 as floats without shuffles: of each 32 numbers the 16 at even places, and then the others.
-struct Split {
-  __m512 even, odd;
-};
-
-inline Split split(__m512i x) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
-          _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(0xffff0000)))};
-}
-inline Split split(const BFloat16* x) { return split(_mm512_loadu_si512(x)); }
-inline Split split(const BFloat16* x, int64_t few) { return split(_mm512_maskz_loadu_epi16((1u << few) - 1, x)); }
-
-// With zeros after the last one.
 inline void split(const BFloat16* x, int64_t count, float* y) {
+#if X86_512
   for (int64_t i = 0; i < count; i += 32) {
-    const Split both = count - i < 32 ? split(x + i, count - i) : split(x + i);
-    _mm512_storeu_ps(y + i, both.even);
-    _mm512_storeu_ps(y + i + 16, both.odd);
+    const __mmask32 here = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
+    const __m512i both = _mm512_maskz_loadu_epi16(here, x + i);
+    _mm512_storeu_si512(y + i, _mm512_slli_epi32(both, 16));
+    _mm512_storeu_si512(y + i + 16, _mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)));
   }
-}
 #else
-inline void split(const BFloat16* x, int64_t count, float* y) { widen(x, count, y); }
+  widen(x, count, y);
 #endif
+}
 
 // Numbers `begin` to `begin + count` of a row of W as C: in `copy` or, if they are of that type and `copy` is null,
 // where they are stored.
