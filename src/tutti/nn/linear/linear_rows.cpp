@@ -4,8 +4,9 @@
 // The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
 // the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
 // rows of x pass. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time, and so does
-// BFloat16 for many rows where the processor cannot multiply it. Threads share the rows of W. Where the processor has tiles (AMX), BFloat16 is multiplied as `bfloat16_tiles.h` says. Rows
-// that are rounded to int8 are multiplied as `rounded.h` and, by tiles, `tiles.h` say.
+// BFloat16 for many rows of x where the processor cannot multiply it. Threads share the rows of W. Where the processor
+// has tiles (AMX), BFloat16 is multiplied as `bfloat16_tiles.h` says. Rows that are rounded to int8 are multiplied as
+// `rounded.h` and, by tiles, `tiles.h` say.
 
 #include "weights.h"
 #include "rounded.h"
@@ -377,11 +378,11 @@ void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles
     linear<T, T>(problems, first.x, first.stride);
   } else {
     const int64_t rows = last.first + last.m, k = first.k, stride = k / 32 * 32 + 64;
-    std::vector<float> x;
+    std::unique_ptr<float[]> x;
     const auto floats = [&](auto widened) {
-      x.resize(rows * stride);
+      x.reset(new float[rows * stride]);
       for (int64_t i = 0; i < rows; ++i) widened(first.x + i * first.stride, k, &x[i * stride]);
-      return x.data();
+      return x.get();
     };
 #if X86_512
     if (tiles && may_use_tiles()) return by_tiles::multiply(problems);
