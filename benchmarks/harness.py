@@ -312,9 +312,10 @@ def _fastest(times: Times, names: Sequence[str]) -> str:
 def _device() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    models, matrices = [platform.machine()], ""
+    models, products = [platform.machine()], ""
     if Path("/proc/cpuinfo").exists():
         text = Path("/proc/cpuinfo").read_text()
         models = [x.partition(":")[2].strip() for x in text.splitlines() if x.startswith("model name")] or models
-        matrices = ", AMX" if " amx_bf16" in text else ", no AMX"  # decides whether bfloat16 is fast
-    return f"{models[0]}, {os.cpu_count()} cores{matrices}"
+        flags = {"amx_bf16": ", AMX", "avx512_bf16": ", AVX-512 BF16"}  # they decide whether bfloat16 is fast
+        products = next((name for flag, name in flags.items() if f" {flag}" in text), ", no bfloat16 instructions")
+    return f"{models[0]}, {os.cpu_count()} cores{products}"

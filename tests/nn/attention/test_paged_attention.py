@@ -107,6 +107,16 @@ def test_without_special_instructions(monkeypatch):
     torch.testing.assert_close(attention(*args, **options).double(), exact(args, options), rtol=8e-3, atol=4e-3)
 
 
+@pytest.mark.skipif(not compat.multiplies_bfloat16(), reason="other tests run these kernels here")
+@pytest.mark.parametrize("name", CASES)
+def test_without_bfloat16_instructions(monkeypatch, name):
+    code = "#define TUTTI_WITHOUT_BFLOAT16\n" + source(paged_attention.SOURCE)
+    kernels = compat.compile_operators(code, "tutti_without_bfloat16")
+    monkeypatch.setattr(paged_attention, "kernels", lambda: kernels)
+    args, options = drawn(**CASES[name], dtype=torch.bfloat16)
+    torch.testing.assert_close(attention(*args, **options).double(), exact(args, options), rtol=8e-3, atol=4e-3)
+
+
 def test_the_formula_is_that_of_pytorch():
     """One sequence in its blocks."""
     args, options = drawn([40], [40], dtype=torch.float64)

@@ -213,9 +213,10 @@ struct Attention {
   const float *sinks, *bias;
   float scale, softcap;
   Sizes n;
+  const bool native = multiplies_bfloat16();
 
   bool pairs() const {
-    return std::is_same_v<T, BFloat16> && n.width % 2 == 0 && multiplies_bfloat16();
+    return X86_512 && std::is_same_v<T, BFloat16> && n.width % 2 == 0;
   }
 
   // Call f with each run of keys that lie behind each other: how many, the first among the `count` from `begin` on, and
@@ -432,8 +433,8 @@ struct Attention {
         for (int64_t h = 0; h < tile.heads; ++h) {
           fetch_part(now->values, count, part, parts, h * n.value_head, n.value_width);
           for (int64_t r = h * each; r < (h + 1) * each; ++r)
-            products_of_row(&m.q[r * m.depth], m.depth, now->keys + part * N, h * n.key_head,
-                            &m.s[r * KEYS + part * N]);
+            (native ? products_of_row<true> : products_of_row<false>)(
+                &m.q[r * m.depth], m.depth, now->keys + part * N, h * n.key_head, &m.s[r * KEYS + part * N]);
         }
       for (int64_t h = 0; h < tile.heads; ++h) weigh_rows(tile, tile.head + h, j, h * each, each, m);
       for (int64_t part = 0; part < parts; ++part)
@@ -475,7 +476,8 @@ struct Attention {
     fetch(tile, head, j, count, wide, m);
     by_rows(rows, [&](int64_t r, auto some) {
       if (pairs())
-        product_of_pairs<some>(q + r * m.depth, m.depth, m.k.data(), m.depth, KEYS, s + r * KEYS);
+        (native ? product_of_pairs<some, true> : product_of_pairs<some, false>)(
+            q + r * m.depth, m.depth, m.k.data(), m.depth, KEYS, s + r * KEYS);
       else
         product<some, false>(q + r * m.depth, m.depth, [&](int64_t d) { return &m.k[d * KEYS]; }, m.depth, KEYS,
                              s + r * KEYS, KEYS);

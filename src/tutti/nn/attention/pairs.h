@@ -1,4 +1,5 @@
-// Products of queries and keys of BFloat16 by instructions that multiply pairs of them, and sums of values of BFloat16.
+// Products of queries and keys of BFloat16, of which pairs are multiplied at once, and sums of values of BFloat16.
+// NATIVE: by instructions for BFloat16; without them, numbers at even and at odd places become floats.
 //
 // Pair d of a row belongs to lane d mod 8, which adds its pairs one after another. Lanes l and l + 4 are added, and then
 // these four sums one after another: the order is the same whether keys are transposed (`product_of_pairs`, for many
@@ -14,8 +15,25 @@ constexpr int LANES = 8;
 
 constexpr int BESIDE = 2;  // vectors of keys that share a number of a query
 
+// The first and the second numbers of pairs as floats.
+inline __m512 evens(__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+inline __m512 odds(__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(0xffff0000))); }
+inline __m256 evens(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+inline __m256 odds(__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xffff0000))); }
+
+template <bool NATIVE>
+WITH_BFLOAT16 inline __attribute__((always_inline)) __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
+  if constexpr (NATIVE) return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  return _mm512_fmadd_ps(odds(a), odds(b), _mm512_fmadd_ps(evens(a), evens(b), sum));
+}
+template <bool NATIVE>
+WITH_BFLOAT16 inline __attribute__((always_inline)) __m256 add_pairs(__m256 sum, __m256i a, __m256i b) {
+  if constexpr (NATIVE) return _mm256_dpbf16_ps(sum, (__m256bh)a, (__m256bh)b);
+  return _mm256_fmadd_ps(odds(a), odds(b), _mm256_fmadd_ps(evens(a), evens(b), sum));
+}
+
 // out (Q, keys) = a (Q, depth) b (depth, keys), of pairs; keys: a multiple of 32, which both b and out have in a row.
-template <int Q>
+template <int Q, bool NATIVE>
 WITH_BFLOAT16 void product_of_pairs(const float* a, int64_t of_a, const float* b, int64_t depth, int64_t keys,
                                     float* out) {
   const auto add = [&](__m512(&x)[Q][BESIDE], const __m512(&y)[Q][BESIDE]) __attribute__((always_inline)) {
@@ -31,14 +49,14 @@ WITH_BFLOAT16 void product_of_pairs(const float* a, int64_t of_a, const float* b
 #pragma GCC unroll 4
         for (int v = 0; v < BESIDE; ++v) sums[q][v] = _mm512_setzero_ps();
       for (int64_t d = first; d < depth; d += LANES) {
-        __m512bh right[BESIDE];
+        __m512i right[BESIDE];
 #pragma GCC unroll 4
-        for (int v = 0; v < BESIDE; ++v) right[v] = (__m512bh)_mm512_loadu_ps(b + d * keys + k + v * N);
+        for (int v = 0; v < BESIDE; ++v) right[v] = _mm512_loadu_si512(b + d * keys + k + v * N);
 #pragma GCC unroll 4
         for (int q = 0; q < Q; ++q) {
-          const __m512bh left = (__m512bh)_mm512_set1_ps(a[q * of_a + d]);
+          const __m512i left = _mm512_castps_si512(_mm512_set1_ps(a[q * of_a + d]));
 #pragma GCC unroll 4
-          for (int v = 0; v < BESIDE; ++v) sums[q][v] = _mm512_dpbf16_ps(sums[q][v], left, right[v]);
+          for (int v = 0; v < BESIDE; ++v) sums[q][v] = add_pairs<NATIVE>(sums[q][v], left, right[v]);
         }
       }
     };
@@ -79,18 +97,17 @@ inline __attribute__((always_inline)) __m512 sums_of_lanes(const __m256* x) {
 }
 
 // out (16) = the products of a query, `depth` pairs, and 16 keys that begin at keys[i] + offset. depth: a multiple of 8.
+template <bool NATIVE>
 WITH_BFLOAT16 inline void products_of_row(const float* query, int64_t depth, const BFloat16* const* keys,
                                           int64_t offset, float* out) {
   __m256 sums[N];
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) sums[i] = _mm256_setzero_ps();
   for (int64_t d = 0; d < depth; d += LANES) {
-    const __m256bh left = (__m256bh)_mm256_loadu_ps(query + d);
+    const __m256i left = _mm256_loadu_si256((const __m256i*)(query + d));
 #pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) {
-      const auto key = reinterpret_cast<const float*>(keys[i] + offset);
-      sums[i] = _mm256_dpbf16_ps(sums[i], left, (__m256bh)_mm256_loadu_ps(key + d));
-    }
+    for (int i = 0; i < N; ++i)
+      sums[i] = add_pairs<NATIVE>(sums[i], left, _mm256_loadu_si256((const __m256i*)(keys[i] + offset + 2 * d)));
   }
   _mm512_storeu_ps(out, sums_of_lanes(sums));
 }
@@ -111,8 +128,7 @@ void add_values(const float* weights, int64_t of_weights, int64_t count, const B
 #pragma GCC unroll 4
       for (int i = 0; i < PARTS; ++i) {
         const __m512i x = _mm512_loadu_si512(values[k] + offset + column + 2 * i * N);
-        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
-        const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(0xffff0000)));
+        const __m512 even = evens(x), odd = odds(x);
 #pragma GCC unroll 4
         for (int q = 0; q < Q; ++q) {
           const __m512 weight = _mm512_set1_ps(weights[q * of_weights + k]);
@@ -143,8 +159,9 @@ inline void interleave(float* x, int64_t width) {
   }
 }
 #else  // never called
-template <int Q>
+template <int Q, bool NATIVE>
 void product_of_pairs(const float*, int64_t, const float*, int64_t, int64_t, float*) {}
+template <bool NATIVE>
 inline void products_of_row(const float*, int64_t, const BFloat16* const*, int64_t, float*) {}
 template <int Q>
 void add_values(const float*, int64_t, int64_t, const BFloat16* const*, int64_t, int64_t, float*, int64_t) {}
